@@ -19,7 +19,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates docs outputs setup-docs gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates hard-instances docs outputs setup-docs gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make mutants     changes of FILE=planner/costs.py that no test in TESTS=tests/planner/test_costs.py notices"
 	@echo "make lint        ruff and mypy"
 	@echo "make estimates   the table of arenas in docs/zoo.md"
+	@echo "make hard-instances  twenty hard instances of offset search beside peers (MINIMALLOC=BINARY OMNIMALLOC=PYTHON)"
 	@echo "make docs        the site, in out/site/; fails on a link that leads nowhere"
 	@echo "make outputs     what docs/ has from elsewhere: outputs of commands, reference, list of ops, the picture"
 	@echo "make gpu-check   what only a card can show (under 8 minutes, no network; GPU_PYTHON=python3 chooses the Python)"
@@ -96,7 +97,11 @@ setup-cuda: $(VENV)/.cuda$(CUDA)
 
 setup-torch: $(VENV)/.torch
 
-setup-docs: $(VENV)/.docs
+setup-hard-instances: $(VENV)/.demo
+	$(BIN)/python benchmarks/hard_instances.py $(if $(MINIMALLOC),--minimalloc $(MINIMALLOC)) \
+	    $(if $(OMNIMALLOC),--omnimalloc $(OMNIMALLOC))
+
+docs: $(VENV)/.docs
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py

@@ -1,11 +1,13 @@
 """The placer against its peers, on a folder of instances: CSV files named NAME.CAPACITY.csv, in MiniMalloc's form.
 
-    python benchmarks/placement.py FOLDER [--effort N] [--minimalloc BINARY] [--omnimalloc PYTHON] [--seconds N]
+    python benchmarks/placement.py FOLDER [--effort N] [--lowest] [--minimalloc BINARY] [--omnimalloc PYTHON]
+        [--seconds N]
 
 Each row is a run of a whole command on one instance: the height that it reached and the time that it took, start of the
 interpreter included, in seconds of wall clock and of processor. `foreplan place` runs twice: within the instance's
-capacity, and as low as it gets. OmniMalloc (PyPI) is run by the Python that has it, with its `supermalloc` allocator;
-MiniMalloc is its own binary. Every placement is checked here. The compiled code's cache is filled before.
+capacity, and as low as it gets (with `--lowest`, only that). OmniMalloc (PyPI) is run by the Python that has it, with
+its `supermalloc` allocator; MiniMalloc is its own binary. Every placement is checked here. The compiled code's cache is
+filled before.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 Buffers = list[tuple[int, int, int]]  # lower, upper, size
 
@@ -84,13 +87,52 @@ def commands(options: argparse.Namespace, table: Path, out: Path, capacity: str)
     """The command of each row."""
     ours = [sys.executable, "-c", "from foreplan.cli import main; main()", "place", str(table), "-o", str(out)]
     ours += ["--effort", str(options.effort)]
-    found = {"foreplan, capacity": [*ours, "--capacity", capacity], "foreplan, lowest": ours}
+    found = {} if options.lowest else {"foreplan, capacity": [*ours, "--capacity", capacity]}
+    found["foreplan, lowest"] = ours
     if options.minimalloc:
         given = [options.minimalloc, f"--input={table}", f"--output={out}", f"--timeout={options.seconds}s"]
         found["minimalloc, capacity"] = [*given, f"--capacity={capacity}"]
     if options.omnimalloc:
         found["omnimalloc, lowest"] = [options.omnimalloc, "-c", OMNIMALLOC, str(table), str(out), str(options.seconds)]
     return found
+
+
+class Run(NamedTuple):
+    """One placer on one instance: the height, if it wrote a placement, and seconds of wall clock and of processor."""
+
+    instance: str
+    buffers: int
+    bound: int
+    capacity: str
+    placer: str
+    height: int | None
+    wall: float
+    processor: float
+
+    @property
+    def gap(self) -> str:
+        """How far the height is above the bound."""
+        return "—" if self.height is None else f"{self.height / self.bound - 1:.2%}"
+
+
+def runs(options: argparse.Namespace) -> Iterator[Run]:
+    """Every placer on every instance of a folder."""
+    tables = sorted(
+        options.folder.glob("*.*.csv"), key=lambda path: (path.name.split("-")[0], len(path.name), path.name)
+    )
+    if not tables:
+        raise SystemExit(f"no NAME.CAPACITY.csv in {options.folder}")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.csv"
+        for number, path in enumerate(tables):
+            buffers, _ = read(path)
+            name, capacity = path.name.split(".")[0], path.name.split(".")[-2]
+            rows = commands(options, path, out, capacity)
+            if number == 0:
+                measure(next(iter(rows.values())), path, out, 600)
+            for placer, command in rows.items():
+                found = measure(command, path, out, 2 * options.seconds + 20 * options.effort)
+                yield Run(name, len(buffers), live_peak(buffers), capacity, placer, *found)
 
 
 def main() -> None:
@@ -101,25 +143,13 @@ def main() -> None:
     parser.add_argument("--minimalloc", metavar="BINARY")
     parser.add_argument("--omnimalloc", metavar="PYTHON", help="an interpreter that can import omnimalloc")
     parser.add_argument("--seconds", type=float, default=30.0, help="that a peer may take")
-    options = parser.parse_args()
-    tables = sorted(options.folder.glob("*.*.csv"))
-    if not tables:
-        raise SystemExit(f"no NAME.CAPACITY.csv in {options.folder}")
+    parser.add_argument("--lowest", action="store_true", help="foreplan runs without a capacity only")
     print("| instance | buffers | bound | capacity | placer | height | over the bound | wall s | processor s |")
     print("|---|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.csv"
-        for number, table in enumerate(tables):
-            buffers, _ = read(table)
-            bound, capacity = live_peak(buffers), table.name.split(".")[-2]
-            rows = commands(options, table, out, capacity)
-            if number == 0:
-                measure(rows["foreplan, capacity"], table, out, 600)
-            for name, command in rows.items():
-                height, wall, processor = measure(command, table, out, 2 * options.seconds + 20 * options.effort)
-                reached = f"{height:,} | {height / bound - 1:.2%}" if height is not None else "none | —"
-                cells = [table.name.split(".")[0], f"{len(buffers):,}", f"{bound:,}", capacity, name, reached]
-                print(f"| {' | '.join(cells)} | {wall:.2f} | {processor:.2f} |", flush=True)
+    for run in runs(parser.parse_args()):
+        height = "none" if run.height is None else f"{run.height:,}"
+        cells = [run.instance, f"{run.buffers:,}", f"{run.bound:,}", run.capacity, run.placer, height, run.gap]
+        print(f"| {' | '.join(cells)} | {run.wall:.2f} | {run.processor:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from foreplan.errors import DoesNotFitError
 from foreplan.graph import Kind
 from foreplan.lower import Program, engine_info
 from foreplan.lower.program import HOST
-from foreplan.planner import Beside, Problem, plan
+from foreplan.planner import Beside, Plan, Problem, buffers, plan
+from foreplan.units import format_bytes
 
 
-def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
+def explained(error: DoesNotFitError, problem: Problem, first: tuple[str, ...] = ()) -> DoesNotFitError:
     """The planner's error, with a table of the bytes and, for a program, with what else can be tried. Without a plan
     the error stays as it is.
+
+    Args:
+        first: what to try before all else.
     """
     if error.plan is None:
         return error
-    *first, budget = error.advice
-    return _told(error, problem, (*first, *(advice_for(problem) if isinstance(problem, Program) else ()), budget))
+    *own, budget = error.advice
+    others = advice_for(problem) if isinstance(problem, Program) else ()
+    return _told(error, problem, (*first, *own, *others, budget))
+
+
+def keeping_less(error: DoesNotFitError, problem: Problem, fits: Callable[[Problem], bool]) -> tuple[str, ...]:
+    """To keep less, where a budget fails only because of what is kept.
+
+    Args:
+        fits: whether a problem can be planned within the budget.
+    """
+    found = error.plan
+    if not isinstance(found, Plan) or not any(value.kept for value in problem.values):
+        return ()
+    if not fits(replace(problem, values=tuple(replace(value, kept=False) for value in problem.values))):
+        return ()
+    peak = found.certificate.peak_step
+    live = [b.value for b in buffers(found, problem) if b.value >= 0 and b.lower <= peak < b.upper]
+    held = sum(problem.values[v].nbytes for v in live if problem.values[v].kept)
+    return (f"keeping less: what is kept by name holds {format_bytes(held)} there, and without it this budget is met",)
 
 
 def of_halves(body: DoesNotFitError, update: Program | None, beside: Beside | None = None) -> DoesNotFitError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
 from foreplan.options import Options, taking_options
+from foreplan.passes import Fission
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
 from foreplan.planner import Beside, Plan, Problem
@@ -27,13 +29,14 @@ from foreplan.planner import verify as verify
 from foreplan.units import parse_budget
 
 if TYPE_CHECKING:
-    from foreplan.fission import Planned
+    from foreplan.fission import InParts, Planned, Tools
     from foreplan.runtime.update import Update
 
 Watch = Callable[[passes.Ran], None]
 _MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
 _BEFORE_TARGET = (passes.Stage.FORWARD, passes.Stage.MEMORY, passes.Stage.TRAINING)
 _CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: give one"
+_BESIDE = "checkpoint says all that is recomputed, and {} what is beside the planner's choice: give one"
 
 
 def differentiate(
@@ -148,10 +151,30 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
         return step, last
 
 
-def _training_step(graph: Graph, options: Options, watch: Watch | None = None, *, pieces: bool = False) -> Graph:
-    settings = replace(_training(graph, options), pieces=pieces)
+def _training_step(
+    graph: Graph, options: Options, watch: Watch | None = None, fission: Fission | None = None, bands: int = 0
+) -> Graph:
+    """The step, with as much of it in parts as is said; None: as much as costs next to nothing."""
+    settings = _training(graph, options)
     with without_collection():
-        return _formed(graph, settings, options, watch)
+        if fission is None:
+            fission = _free_fission(graph, settings, options)
+        return _formed(graph, replace(settings, fission=fission, bands=bands), options, watch)
+
+
+def _free_fission(graph: Graph, settings: passes.Settings, options: Options) -> Fission:
+    """What runs in parts without a budget: dominant activations, where that adds next to no time on the target."""
+    from foreplan.fission import adds_little
+
+    if not options.splits:
+        return Fission.OFF
+    wide = replace(settings, dtype=passes.PRECISIONS["float32"])  # precision comes behind it
+    forward = passes.run_passes(graph, wide, (passes.Stage.FORWARD, passes.Stage.MEMORY), passes=options.passes)
+    if passes.split_channels(forward) is forward:
+        return Fission.OFF
+    forms = (_formed(graph, replace(settings, fission=form), options, None) for form in (Fission.OFF, Fission.CHANNELS))
+    whole, split = (_lowered(form, options.unnamed) for form in forms)
+    return Fission.CHANNELS if adds_little(whole, split) else Fission.OFF
 
 
 def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph]:
@@ -163,6 +186,7 @@ def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple
     if options.gradients:
         raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
     settings, accumulation = _training(graph, options), passes.Accumulation()
+    settings = replace(settings, fission=_free_fission(graph, settings, options))
     settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
     body = _formed(graph, settings, options, watch)
     return passes.with_same_stored(body, passes.simplified(accumulation.update(body, optimizer)))
@@ -177,7 +201,6 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
         selection=options.selection,
         loops=_has_loops(options),
         split=options.parts,
-        fission=options.splits,
     )
     return _formed(graph, settings, options, watch)
 
@@ -204,7 +227,6 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),
         split=options.parts,
-        fission=options.splits,
     )
 
 
@@ -251,9 +273,14 @@ def _within(problem: Problem, budget: int | float | str | None, remat: str, coun
     try:
         return kept_plan(problem, budget, remat, counted)
     except DoesNotFitError as error:
-        from foreplan.advice import explained
+        from foreplan.advice import explained, keeping_less
 
-        raise explained(error, problem) from None
+        def fits(other: Problem) -> bool:
+            with suppress(DoesNotFitError):
+                return bool(kept_plan(other, budget, remat, counted))
+            return False
+
+        raise explained(error, problem, keeping_less(error, problem, fits)) from None
 
 
 @taking_options(Options)
@@ -290,8 +317,11 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         entries = tuple(options.checkpoint)
         if options.offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
-        program = _lowered(step, options, options.prefetch)
-        after = None if last is None else _lowered(last, options)
+        if entries and options.named:
+            raise UsageError(_BESIDE.format(next(options.named.entries())[0]))
+        program = _lowered(step, options)
+        after = None if last is None else _lowered(last, options.unnamed, False)
+        after = after and replace(after, regions=program.regions)
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
         if after is None:
@@ -304,26 +334,56 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
 
 
 def _planned(graph: Graph, step: Graph, program: Program, options: Options) -> Planned:
-    """The plan of a step; within a budget, in parts where that serves.
-
-    Args:
-        graph: the model that the step was made of.
-    """
+    """The plan of a step that was made of a graph; within a budget, in parts where that serves."""
 
     def whole() -> Planned:
         return step, program, plan(program, options.budget, options.remat, options.checkpoint)
 
-    def planned(other: Graph, allowed: int) -> Planned:
-        lowered = _lowered(other, options, options.prefetch)
-        return other, lowered, plan(lowered, allowed, options.remat)
-
     if options.budget is None or not options.splits:
         return whole()
-    from foreplan.fission import inference_in_parts, training_in_pieces
+    from foreplan.fission import inference_in_parts, training_in_parts
 
     if step.loss is None:
-        return inference_in_parts(step, whole, planned)
-    return training_in_pieces(step, whole, lambda: _training_step(graph, options, pieces=True), planned)
+        return inference_in_parts(step, program, whole, _tools(options))
+    return training_in_parts(step, program, whole, _in_form(graph, step, options), _tools(options))
+
+
+def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Graph, Program]]:
+    """A step with more of it in parts, lowered: what `compile` chooses from within a budget, beside the step as it is.
+
+    Args:
+        step: with its graphs; one from a plan file, or with micro-batches, has no other forms.
+        allowed: the budget in bytes, if there is one.
+    """
+    from foreplan.fission import forms_of_inference, forms_of_training
+
+    if step.model is None or step.graph is None or step.update is not None or not step.options.splits:
+        return iter(())
+    tools = _tools(step.options)
+    if step.program.loss is None:
+        return forms_of_inference(step.graph, step.program, tools, allowed)
+    return forms_of_training(step.graph, step.program, _in_form(step.model, step.graph, step.options), tools)
+
+
+def _tools(options: Options) -> Tools:
+    from foreplan.fission import Tools
+
+    return Tools(partial(_lowered, options=options), partial(plan, remat=options.remat))
+
+
+def _in_form(graph: Graph, step: Graph, options: Options) -> InParts:
+    """What makes a training step with some of it in parts."""
+
+    def form(fission: Fission, bands: int) -> Graph:
+        found = _training_step(graph, options, fission=fission, bands=bands)
+        if options.named:
+            try:
+                _lowered(found, options)
+            except UsageError:  # what is said of activations by name has no meaning there
+                return step
+        return found
+
+    return form
 
 
 def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:
@@ -362,12 +422,13 @@ def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[G
     return _forward(graph, options, watch), None
 
 
-def _lowered(graph: Graph, options: Options, prefetch: bool = False) -> Program:
+def _lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
     return lower(
         graph,
         options.target,
+        named=options.named,
         offload=options.offload,
-        prefetch=prefetch,
+        prefetch=prefetch and options.prefetch,
         tune=options.tune,
         workspace=options.workspace,
         passes=options.passes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, SupportsIndex, TypeVar, cast
 
@@ -118,6 +118,24 @@ def names_in(what: str, names: Any) -> list[str]:
         if not isinstance(name, str):
             raise UsageError(f"{what} takes a list of names, and one of them is {shown(name)}")
     return listed
+
+
+def parts_in(what: str, value: Any) -> tuple[str, ...]:
+    """Numbers of parts by scope, from a mapping or from texts such as `layer1=4`; as such texts.
+
+    Raises:
+        UsageError: a scope without a number of at least 2.
+    """
+    pairs = (
+        value.items() if isinstance(value, Mapping) else (text.rpartition("=")[::2] for text in names_in(what, value))
+    )
+    found = []
+    for scope, count in pairs:
+        number = int(count) if isinstance(count, str) and count.strip().isdecimal() else count
+        if not scope or not isinstance(scope, str):
+            raise UsageError(f"{what} says in how many parts what runs: {what}={{'layer1': 4}}, or layer1=4")
+        found.append(f"{scope}={whole(f'{what} of {scope!r}', number, 2)}")
+    return tuple(found)
 
 
 def path_of(what: str, path: Any) -> str:

@@ -11,7 +11,7 @@ from foreplan.errors import TargetError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
-from foreplan.planner import Plan, Totals, totals, verify
+from foreplan.planner import Plan, Totals, verify
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class Compiled:
         halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
         costs = Totals(0, 0, 0, 0)
         for half, plan, times in halves:
-            costs += totals(half, [[step.action for step in plan.steps]])[0] * times
+            costs += half.costs(plan) * times
         return {
             "model": program.model,
             "target": program.target,

@@ -1,21 +1,16 @@
-"""The largest batch with which a step fits a memory, recomputing where that helps."""
+"""What a step takes of a memory, and the largest count that fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from foreplan.compiled import Compiled
-from foreplan.errors import DoesNotFitError, UnsupportedError
 from foreplan.graph import Graph
-from foreplan.lower.outside import Use, beside
 from foreplan.lower.targets import engine_info
 from foreplan.outside import REST
-from foreplan.pareto import affordable, largest
-from foreplan.units import format_bytes
 
-SCOUTS = (1, 8)  # batches that show what a sample takes
-MOST = 1 << 16  # no larger batch is tried
+BISECT = 3  # consecutive answers on one side, after which the limit is sought in the middle
+FARTHEST = 16  # the next count tried is at most this many times one that fits
 
 
 def batch_of(graph: Graph) -> int | None:
@@ -41,96 +36,41 @@ def needed_bytes(compiled: Compiled, memory: int) -> int:
     return smooth if counted <= memory else max(smooth, memory + 1)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A batch that was tried.
+def largest(needed: Callable[[int], int], memory: int, first: int = 1, fixed: int = 0) -> int:
+    """The largest count (of samples, say) that fits, if a larger count never needs less; else a count that fits,
+    followed by one that does not.
 
-    Attributes:
-        needed: bytes of the smallest plan found, as `needed_bytes` has them; at most the memory where one fits.
-        step: the step that fits, with its plan; None: none does.
+    The bytes needed grow nearly in proportion to the count. So the next count tried is where a straight line through
+    the known counts meets the memory. Bisection takes over if the tries stay on one side (as in the Illinois form of
+    regula falsi: Dowell and Jarratt, BIT 1971).
+
+    Args:
+        needed: the bytes that a count needs: at most `memory` where the count fits.
+        memory: bytes available.
+        first: the count to try first.
+        fixed: about the bytes that every count needs.
+
+    Returns:
+        0 where not even one fits.
     """
-
-    needed: int
-    step: Compiled | None
-
-
-class Trials:
-    """Batches tried against a memory.
-
-    Attributes:
-        tried: by batch.
-    """
-
-    def __init__(
-        self,
-        compile_at: Callable[[int], Compiled],
-        memory: int,
-        share: float | None = None,
-        told: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """Nothing is tried yet.
-
-        Args:
-            compile_at: the step at a batch, with nothing recomputed that its options do not name.
-            memory: bytes, of the whole card or of the arena on the host.
-            share: of the time of the fastest kernels without recomputation, what may be added, such as 0.05; None: any.
-            told: is given a line for each batch that was tried.
-        """
-        self.compile_at, self.memory, self.share, self.told = compile_at, memory, share, told
-        self.tried: dict[int, Trial] = {}
-        self._compiled: dict[int, Compiled] = {}
-
-    def largest(self, first: int | None = None) -> int:
-        """The largest batch found that fits; the next larger one was tried and does not, or is beyond MOST. 0: not even
-        one sample does.
-
-        Args:
-            first: the batch to try first.
-        """
-        small, large = (needed_bytes(self._compile(batch), self.memory) for batch in SCOUTS)
-        slope = max((large - small) // (SCOUTS[1] - SCOUTS[0]), 1)
-        fixed = max(small - slope * SCOUTS[0], 0)
-        about = max((self.memory - fixed) // slope, 1)
-        if self.share != 0 and not self._compile(SCOUTS[0]).options.checkpoint:
-            about *= 2  # what the planner may recompute takes about half
-        return largest(self.needed, self.memory, min(first or about, MOST), fixed)
-
-    def needed(self, batch: int) -> int:
-        """Bytes of the smallest plan found, at most the memory where a plan within the limits fits."""
-        if batch > MOST:
-            return self.memory + 1
-        if batch not in self.tried:
-            try:
-                found = self._try(self._compile(batch))
-            except UnsupportedError as error:  # no kernel takes tensors of that size
-                found = Trial(self.memory + 1, None)
-                self.told(f"batch {batch:,}: {error}")
-            else:
-                fits = "fits" if found.step else f"needs {format_bytes(found.needed)}"
-                self.told(f"batch {batch:,} {fits}")
-            self.tried[batch] = found
-        return self.tried[batch].needed
-
-    def _compile(self, batch: int) -> Compiled:
-        if batch not in self._compiled:
-            self._compiled[batch] = self.compile_at(batch)
-        return self._compiled[batch]
-
-    def _try(self, compiled: Compiled) -> Trial:
-        needed = needed_bytes(compiled, self.memory)
-        if needed <= self.memory:
-            return Trial(needed, compiled)
-        if self.share == 0 or compiled.options.checkpoint:
-            return Trial(needed, None)
-        update, program = compiled.update, compiled.program
-        other = None if update is None else (update.program, update.plan)
-        curve = affordable(program, self.share)
-        try:
-            found = curve.within(self.memory, beside(program, Use(other=other)))
-        except DoesNotFitError as error:
-            return Trial(needed_bytes(replace(compiled, plan=error.plan), self.memory), None)
-        step, smallest = (replace(compiled, plan=plan) for plan in (found, curve.plan(len(curve) - 1)))
-        needed = needed_bytes(step, self.memory)
-        if needed > self.memory:  # the other half does not fit
-            return Trial(needed, None)
-        return Trial(min(needed, needed_bytes(smallest, self.memory)), step)
+    low, high = (0, min(fixed, memory)), None
+    count, streak, fitted = first, 0, None
+    while True:
+        nbytes = needed(count)
+        streak = streak + 1 if (nbytes <= memory) is fitted else 1
+        fitted = nbytes <= memory
+        if fitted:
+            low = count, nbytes
+        else:
+            high = count, nbytes
+        if high is not None and high[0] - low[0] <= 1:
+            return low[0]
+        if high is None:
+            grown = nbytes - fixed
+            guess = (memory - fixed) * count // grown if grown > 0 else FARTHEST * count
+            count = min(max(guess, count + 2 ** max(streak - 2, 0)), FARTHEST * count)
+        elif streak >= BISECT:
+            count = (low[0] + high[0]) // 2
+        else:
+            line = low[0] + (memory - low[1]) * (high[0] - low[0]) // (high[1] - low[1])
+            count = min(max(line, low[0] + 1), high[0] - 1)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from foreplan.arguments import REMAT, choice, flag, names_in, whole
+from foreplan import option_checks
+from foreplan.arguments import REMAT, choice, flag, parts_in, whole
 from foreplan.errors import UsageError
-from foreplan.patterns import Selection
-from foreplan.units import parse_budget, parse_bytes
+from foreplan.patterns import Named, Selection
 
 if TYPE_CHECKING:
     from foreplan.graph import Graph
@@ -57,49 +57,6 @@ class Said:
 
 def _says(help: str, **said: Any) -> dict[str, Said]:
     return {"said": Said(help, **said)}
-
-
-def _budget(name: str, value: Any) -> Any:
-    bound = None if value is None else parse_budget(value)
-    return value if isinstance(value, str) else bound
-
-
-def _workspace(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return whole(name, value, 0)
-    if value not in ("auto", "unlimited"):
-        parse_bytes(value)
-    return value
-
-
-def _names(name: str, value: Any) -> Any:
-    return tuple(names_in(name, value))
-
-
-def _parts(name: str, value: Any) -> Any:
-    """Numbers of parts, as `SCOPE=K`."""
-    pairs = (
-        value.items() if isinstance(value, Mapping) else (text.rpartition("=")[::2] for text in names_in(name, value))
-    )
-    found = []
-    for scope, count in pairs:
-        number = int(count) if isinstance(count, str) and count.strip().isdecimal() else count
-        if not scope or not isinstance(scope, str):
-            raise UsageError(f"{name} says in how many parts what runs: {name}={{'layer1': 4}}, or layer1=4")
-        found.append(f"{scope}={whole(f'{name} of {scope!r}', number, 2)}")
-    return tuple(found)
-
-
-def _some_names(name: str, value: Any) -> Any:
-    return None if value is None else _names(name, value)
-
-
-def _passes(name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    from foreplan.passes.pipeline import check_passes
-
-    return check_passes(name, value)
 
 
 def said_of(option: Field[Any]) -> Said:
@@ -145,7 +102,7 @@ class Options:
         metadata=_says(
             "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
             "the arena. Or a share, such as 0.5, of the arena without recomputation.",
-            check=_budget,
+            check=option_checks.budget,
             flag="--budget",
             value="SIZE",
         ),
@@ -155,6 +112,7 @@ class Options:
         metadata=_says(
             "What may be recomputed to save memory: nothing (off), or as little as meets the budget and, without a "
             "budget, what adds at most 1 % to the predicted time (auto).",
+            more="Without a budget, narrow copies of weights are made again beyond that 1 % where that saves memory.",
             flag="--remat",
             choices=REMAT,
         ),
@@ -164,7 +122,7 @@ class Options:
         metadata=_says(
             "Return these outputs of the model as well.",
             more="None: nothing beside the loss in training, all of the model's outputs in inference.",
-            check=_some_names,
+            check=option_checks.some_names,
             flag="--output",
             value="NAME",
         ),
@@ -174,7 +132,7 @@ class Options:
         metadata=_says(
             "Return the gradients of these inputs as well.",
             more="`Result.gradients` has them by name.",
-            check=_names,
+            check=option_checks.names,
             flag="--gradient",
             value="NAME",
         ),
@@ -186,7 +144,7 @@ class Options:
             more="Where it and `freeze` mean the same weight, the one that says more of the name counts: with "
             "`freeze=['*'], train=['head']`, the head alone is trained. Tables and masks of the model are trained only "
             "where the last part of their name is said.",
-            check=_names,
+            check=option_checks.names,
             flag="--train",
             value="NAME",
         ),
@@ -196,7 +154,7 @@ class Options:
         metadata=_says(
             "Freeze these weights, named as for train: they get no gradient, no optimizer state and no update.",
             more="Batch normalisation whose scale and bias are frozen uses its running statistics, and keeps them.",
-            check=_names,
+            check=option_checks.names,
             flag="--freeze",
             value="NAME",
         ),
@@ -218,9 +176,41 @@ class Options:
             more="This is `torch.utils.checkpoint` by name, instead of `budget` and `remat`: what a segment computes "
             "is dropped when the forward pass has left it, and computed once more for its backward pass. What it "
             "reads, and what others read of it, stays.",
-            check=_names,
+            check=option_checks.names,
             flag="--checkpoint",
             value="SCOPE",
+        ),
+    )
+    keep: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Keep these activations until their last use: a name, a part of the model or a pattern such as 'h.*.attn'.",
+            more="They are neither recomputed nor copied to the host; all else is the planner's choice. Where `keep`, "
+            "`recompute` and `to_host` mean the same activation, the one that says more of its name counts.",
+            check=option_checks.names,
+            flag="--keep",
+            value="NAME",
+        ),
+    )
+    recompute: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Drop these activations when the forward pass has used them, and compute them again for the backward pass.",
+            more="Named as for `keep`. What one scope of a pattern hands to the next, as blocks of 'h.*' do, stays the "
+            "planner's choice, and so does all else: unlike `checkpoint`, it goes with `budget` and `remat`.",
+            check=option_checks.names,
+            flag="--recompute",
+            value="NAME",
+        ),
+    )
+    to_host: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Copy these activations to host memory when the forward pass has used them, and back for the backward one.",
+            more="Named as for `keep`. They must go there; with `offload` others may, where that takes less time.",
+            check=option_checks.names,
+            flag="--to-host",
+            value="NAME",
         ),
     )
     split: Mapping[str, int] | Iterable[str] = field(
@@ -229,8 +219,10 @@ class Options:
             "Run these segments in so many parts, one after the other: 'h.*.mlp=4', or conv1..conv2=8.",
             more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range "
             "of items, positions, channels or whatever axis keeps the most bytes from being whole. Results of parts "
-            "lie side by side, or are added up in place. What only the segment reads then exists a part at a time.",
-            check=_parts,
+            "lie side by side, or are added up in place. What only the segment reads then exists a part at a time. A "
+            "range that ends in `loss`, such as h.6..loss, is split along the batch: each part runs forward, and back "
+            "to the first operation, before the next one.",
+            check=parts_in,
             flag="--split",
             value="SCOPE=K",
         ),
@@ -239,7 +231,9 @@ class Options:
         default="auto",
         metadata=_says(
             "Let the planner run parts of the model one after the other, too (auto), or only what --split names (off).",
-            more="A training step runs what lies between two convolutions in parts, where one activation dominates. "
+            more="A training step runs what lies between two convolutions in parts, where one activation dominates and "
+            "that adds at most 1 % to the predicted time. Within a budget it may run layers up to the loss, and back, "
+            "some samples at a time, or more between convolutions, where recomputation would take longer. "
             "Inference that does not meet its budget runs the stretch in which most is alive in parts: some images, "
             "rows or channels at a time, with as little more work as that takes. With `split`, nothing else is split.",
             flag="--fission",
@@ -320,7 +314,7 @@ class Options:
             "The most scratch memory of one action where a kernel with less exists: a size, unlimited, or auto, which "
             "is 64MiB, or more where that is 1.3 times as fast.",
             more="Kernels within it are chosen by time and by what room the peak leaves.",
-            check=_workspace,
+            check=option_checks.workspace,
             flag="--workspace",
             value="SIZE",
         ),
@@ -329,7 +323,7 @@ class Options:
         default=None,
         metadata=_says(
             "The passes to run, for experiments; None: all of `foreplan.passes.PASSES`.",
-            check=_passes,
+            check=option_checks.passes,
         ),
     )
 
@@ -348,6 +342,16 @@ class Options:
     def selection(self) -> Selection:
         """The weights that `train` and `freeze` name."""
         return Selection(tuple(self.train), tuple(self.freeze))
+
+    @property
+    def named(self) -> Named:
+        """What `keep`, `recompute` and `to_host` say of activations."""
+        return Named(tuple(self.keep), tuple(self.recompute), tuple(self.to_host))
+
+    @property
+    def unnamed(self) -> Options:
+        """The same, with nothing said of activations by name."""
+        return replace(self, keep=(), recompute=(), to_host=())
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:

@@ -1,11 +1,16 @@
-"""The cost of less memory, by recomputation: the curve of a program, and the largest batch that fits a memory."""
+"""The cost of less memory, by recomputation and by parts: the curves of a step."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from foreplan.api import other_forms
+from foreplan.compiled import Compiled
+from foreplan.fission import DEAR, base_nanoseconds
+from foreplan.kept_plans import kept_plan
 from foreplan.lower.outside import beside
 from foreplan.lower.program import Program
 from foreplan.planner import Curve, Plan, Problem, plan_curve, totals
@@ -13,8 +18,6 @@ from foreplan.views.memory import Memory
 
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added time are always points
 APART = 0.96  # other points are at least this much lower than the one before
-BISECT = 3  # consecutive answers on one side, after which the limit is sought in the middle
-FARTHEST = 16  # the next count tried is at most this many times one that fits
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,10 @@ class Point:
         arena_bytes: height of the arena.
         host_bytes: host memory for values copied there; 0 where the program offers no copies.
         lower_bound_bytes: highest live set of its schedule.
-        extra_flops_ratio: added flops over those of the fastest kernels without recomputation.
+        extra_flops_ratio: added flops over those of the step as it is without recomputation, by the fastest kernels.
         extra_seconds_ratio: likewise of predicted time.
         instructions: how many it runs.
+        in_parts: whether what runs in parts was chosen for this budget.
     """
 
     budget_bytes: int
@@ -40,6 +44,7 @@ class Point:
     extra_flops_ratio: float
     extra_seconds_ratio: float
     instructions: int
+    in_parts: bool = False
 
 
 def host_bytes(problem: Problem, found: Plan) -> int:
@@ -47,32 +52,107 @@ def host_bytes(problem: Problem, found: Plan) -> int:
     return sum(height for height, region in zip(found.heights, problem.regions) if not region.on_device)
 
 
-def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
+class Form:
+    """A step as it is, or with more of it in parts.
+
+    Attributes:
+        step: with its plan without recomputation.
+    """
+
+    def __init__(self, step: Compiled) -> None:
+        self.step = step
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Its plans within budgets."""
+        return plan_curve(self.step.program)
+
+
+class Forms:
+    """What a step can be within budgets: first as it is, then with more of it in parts. Each is made when it is asked
+    for, once.
+    """
+
+    def __init__(self, step: Compiled, allowed: int | None = None) -> None:
+        """No form is made yet.
+
+        Args:
+            step: as it is without recomputation.
+            allowed: the budget in bytes, if there is one.
+        """
+        self._made = [Form(step)]
+        self._left = other_forms(step, allowed)
+
+    def __iter__(self) -> Iterator[Form]:
+        """Each form."""
+        for i in itertools.count():
+            if i == len(self._made):
+                if (following := next(self._left, None)) is None:
+                    return
+                graph, program = following
+                plan = kept_plan(program, None, "off")
+                self._made.append(Form(replace(self._made[0].step, graph=graph, program=program, plan=plan)))
+            yield self._made[i]
+
+
+def pareto(step: Compiled) -> tuple[Point, ...]:
     """The curve that budgets choose from, by descending arena: no recomputation, the lowest plans found within +1 %,
     +5 % and +20 % of predicted time, the least possible found, and points between. No other is as low and as fast.
 
     Args:
-        problem: the problem to plan.
+        step: without recomputation.
+    """
+    floor = 0 if step.update is None else step.update.plan.arena_bytes
+    whole, *others = Forms(step)
+    points = _points(whole.step.program, whole.curve, floor)
+    if step.program.loss is None:
+        before = points  # parts are for what recomputation cannot reach
+    else:
+        before = [point for point in points if point.extra_seconds_ratio <= DEAR]
+    cheap = min([point.arena_bytes for point in before], default=points[0].arena_bytes)
+    base = base_nanoseconds(whole.step.program)
+    added = [base_nanoseconds(form.step.program) / max(1, base) - 1 for form in others]
+    for form, extra in sorted(zip(others, added), key=lambda pair: pair[1]):
+        if not _is_beaten(form.step.plan, extra, points):
+            found = _points(form.step.program, form.curve, floor)
+            points += [replace(point, in_parts=True) for point in found if point.arena_bytes < cheap]
+    points.sort(key=lambda point: (point.extra_seconds_ratio, point.arena_bytes))
+    lowest = itertools.accumulate((point.arena_bytes for point in points), min)
+    higher = itertools.chain([points[0].arena_bytes + 1], lowest)
+    return tuple(point for point, least in zip(points, higher) if point.arena_bytes < least)
+
+
+def _is_beaten(plan: Plan, extra: float, points: Sequence[Point]) -> bool:
+    """Whether some point takes no more time than a form without recomputation, and no more bytes than any schedule of
+    it.
+
+
+    Args:
+        plan: of the form, without recomputation.
+        extra: what it adds to the time of the step as it is, as `Point.extra_seconds_ratio`.
+    """
+    least = plan.order_lower_bound_bytes or 0
+    return any(point.arena_bytes <= least and point.extra_seconds_ratio <= extra for point in points)
+
+
+def _points(program: Program, curve: Curve, floor: int) -> list[Point]:
+    """Some plans of a program, along its curve.
+
+    Args:
         floor: bytes of arena that another program needs at another time.
     """
-    counted = beside(problem) if isinstance(problem, Program) else None
-    curve = plan_curve(problem)
-    plans: dict[int, Plan] = {}
+    plans, counted = dict[int, Plan](), beside(program)
     for index in _chosen(curve):
         found = curve.plan(index)
         plans.setdefault(max(found.arena_bytes, floor), found)
     points = []
-    orders = [[step.action for step in found.steps] for found in plans.values()]
-    for (arena, found), costs in zip(plans.items(), totals(problem, orders)):
-        host, extra = host_bytes(problem, found), (costs.extra_flops_ratio, costs.extra_seconds_ratio)
-        whole = arena if counted is None else arena + counted(found)
+    for arena, found in plans.items():
+        costs, whole = program.costs(found), arena if counted is None else arena + counted(found)
+        host, extra = host_bytes(program, found), (costs.extra_flops_ratio, costs.extra_seconds_ratio)
         points.append(
-            Point(whole, Memory.of(problem, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
+            Point(whole, Memory.of(program, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
         )
-    points.sort(key=lambda point: (point.extra_seconds_ratio, point.arena_bytes))
-    lowest = itertools.accumulate((point.arena_bytes for point in points), min)
-    before = itertools.chain([points[0].arena_bytes + 1], lowest)
-    return tuple(point for point, least in zip(points, before) if point.arena_bytes < least)
+    return points
 
 
 def _chosen(curve: Curve) -> list[int]:
@@ -88,51 +168,10 @@ def _chosen(curve: Curve) -> list[int]:
     return sorted(chosen)
 
 
-def affordable(problem: Problem, most: float | None = None) -> Curve:
-    """The curve of added time, up to a share of the time of the fastest kernels without recomputation."""
-    curve = plan_curve(problem)
+def affordable(curve: Curve, most: int | None = None) -> Curve:
+    """A curve up to a predicted time in nanoseconds; None: any. It begins as it did."""
     if most is None:
         return curve
-    costs = totals(problem, [point.order for point in curve.points])
-    points = tuple(p for p, cost in zip(curve.points, costs) if cost.extra_seconds_ratio <= most)
-    return Curve(problem, curve.base, points)
-
-
-def largest(needed: Callable[[int], int], memory: int, first: int = 1, fixed: int = 0) -> int:
-    """The largest count (of samples, say) that fits, if a larger count never needs less; else a count that fits,
-    followed by one that does not.
-
-    The bytes needed grow nearly in proportion to the count. So the next count tried is where a straight line through
-    the known counts meets the memory. Bisection takes over if the tries stay on one side (as in the Illinois form of
-    regula falsi: Dowell and Jarratt, BIT 1971).
-
-    Args:
-        needed: the bytes that a count needs: at most `memory` where the count fits.
-        memory: bytes available.
-        first: the count to try first.
-        fixed: about the bytes that every count needs.
-
-    Returns:
-        0 where not even one fits.
-    """
-    low, high = (0, min(fixed, memory)), None
-    count, streak, fitted = first, 0, None
-    while True:
-        nbytes = needed(count)
-        streak = streak + 1 if (nbytes <= memory) is fitted else 1
-        fitted = nbytes <= memory
-        if fitted:
-            low = count, nbytes
-        else:
-            high = count, nbytes
-        if high is not None and high[0] - low[0] <= 1:
-            return low[0]
-        if high is None:
-            grown = nbytes - fixed
-            guess = (memory - fixed) * count // grown if grown > 0 else FARTHEST * count
-            count = min(max(guess, count + 2 ** max(streak - 2, 0)), FARTHEST * count)
-        elif streak >= BISECT:
-            count = (low[0] + high[0]) // 2
-        else:
-            line = low[0] + (memory - low[1]) * (high[0] - low[0]) // (high[1] - low[1])
-            count = min(max(line, low[0] + 1), high[0] - 1)
+    costs = totals(curve.problem, [point.order for point in curve.points])
+    points = tuple(p for p, cost in zip(curve.points, costs) if cost.nanoseconds <= most)
+    return Curve(curve.problem, curve.base, points)

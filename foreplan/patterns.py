@@ -16,6 +16,8 @@ from foreplan.errors import UsageError
 
 SEPARATORS = "./"
 TO = ".."  # between the two scopes of a range
+# What becomes of the activations that these options name.
+DONE = {"keep": "kept", "recompute": "recomputed", "to_host": "copied to the host"}
 
 
 def scopes_of(name: str) -> Iterator[str]:
@@ -56,9 +58,14 @@ def matches(name: str, pattern: str) -> bool:
 
 def most_exact(name: str, patterns: Iterable[str]) -> list[str]:
     """Of the patterns that mean a name, those with the most characters that stand for themselves."""
-    found = [(sum(char not in "*?[" for char in pattern), pattern) for pattern in patterns if matches(name, pattern)]
-    most = max((exactness for exactness, _ in found), default=0)
-    return [pattern for exactness, pattern in found if exactness == most]
+    found = [pattern for pattern in patterns if matches(name, pattern)]
+    most = max(map(exactness, found), default=0)
+    return [pattern for pattern in found if exactness(pattern) == most]
+
+
+def exactness(pattern: str) -> int:
+    """How many characters of a pattern stand for themselves."""
+    return sum(char not in "*?[" for char in pattern)
 
 
 def close_names(wanted: str, names: Iterable[str]) -> str:
@@ -138,6 +145,33 @@ class Selection:
 
 
 AS_THE_MODEL = Selection()
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a user says of activations, by patterns.
+
+    Attributes:
+        keep: these are there until their last use, and computed once.
+        recompute: these are dropped behind their last use in the forward pass, and computed again for the backward
+            pass.
+        to_host: these are copied to host memory there, and copied back.
+    """
+
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    to_host: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.keep or self.recompute or self.to_host)
+
+    def entries(self) -> Iterator[tuple[str, str]]:
+        """Each option with each of its entries."""
+        for option in DONE:
+            yield from ((option, entry) for entry in getattr(self, option))
+
+
+UNNAMED = Named()
 
 
 def _last_part(name: str) -> str:

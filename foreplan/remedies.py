@@ -8,9 +8,8 @@ from typing import Any
 
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, ForeplanError
-from foreplan.fitting import needed_bytes
+from foreplan.fitting import largest, needed_bytes
 from foreplan.options import Options
-from foreplan.pareto import largest
 from foreplan.units import as_size
 
 CompileAt = Callable[[int, Options], Compiled]  # the step of a model at a batch, with other options

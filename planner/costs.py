@@ -10,7 +10,7 @@ from numbers import Integral
 from foreplan.errors import UsageError
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.order.dependences import dependences
-from foreplan.planner.problem import Problem
+from foreplan.planner.problem import Action, Problem, Role
 from foreplan.planner.verify.wellformed import check_problem
 
 COSTS = ("nanoseconds", "flops")
@@ -72,14 +72,33 @@ def costs_of(problem: Problem, cost: str) -> list[int]:
     return next((costs for costs in (*known, flops) if any(costs)), [1] * len(problem.actions))
 
 
+def free_costs(problem: Problem) -> list[int]:
+    """Costs in which a narrow copy of a stored value, such as of a weight in bfloat16, is made at no cost.
+
+    It says nothing that the stored value does not say. So holding it from one reader to the next is no gain that a
+    plan without a budget should pay for with bytes at its peak.
+    """
+    costs = costs_of(problem, "nanoseconds")
+    return [0 if _narrows(problem, action) else cost for action, cost in zip(problem.actions, costs)]
+
+
+def _narrows(problem: Problem, action: Action) -> bool:
+    """Whether an action makes one smaller value of a stored one, and reads nothing else."""
+    if len(action.reads) != 1 or len(action.writes) != 1 or action.effect:
+        return False
+    source, result = problem.values[action.reads[0]], problem.values[action.writes[0]]
+    return source.role is Role.STORED and result.nbytes < source.nbytes
+
+
 def fastest(problem: Problem) -> tuple[int, ...]:
     """The base: the actions that run, once each, when nothing is recomputed and each is the fastest of its candidates.
 
-    It depends on the problem alone, and on no plan.
+    It depends on the problem alone, and on no plan. What the problem itself has again (`Problem.repeats`) is no part.
     """
     costs = costs_of(problem, "nanoseconds")
     lean = merge_candidates(problem, costs)
-    return tuple(min(lean.sets[i], key=lambda action: costs[action]) for i in dependences(lean.problem).actions)
+    found = (min(lean.sets[i], key=lambda action: costs[action]) for i in dependences(lean.problem).actions)
+    return tuple(action for action in found if action not in problem.repeats)
 
 
 def totals(problem: Problem, orders: Iterable[Sequence[int]]) -> list[Totals]:

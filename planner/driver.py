@@ -7,7 +7,7 @@ from fractions import Fraction
 from foreplan.arguments import REMAT, choice
 from foreplan.errors import DoesNotFitError
 from foreplan.planner.candidates import merge_candidates
-from foreplan.planner.costs import costs_of, totals
+from foreplan.planner.costs import costs_of, free_costs, totals
 from foreplan.planner.effort import USUAL, Effort
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import dependences
@@ -36,7 +36,8 @@ def plan(
         budget: the most bytes of the arena: a number, text such as "2GiB", or a float, which is a share of the arena of
             the fastest actions without recomputation.
         remat: what may be recomputed to save memory. "off": nothing. "auto": without a budget, what adds at most 1 %
-            to the predicted time; with a budget, as little as meets it.
+            to the predicted time; with a budget, as little as meets it. Beyond that 1 %, narrow copies of stored values
+            are made again where that saves memory.
             Kernel candidates that are slower and need less workspace count as recomputation, but are also used
             with "off". So are copies off the device and back, where the problem has them.
         beside: the bytes that a plan takes beside its arena, of the same memory: a budget in bytes holds for both
@@ -53,7 +54,7 @@ def plan(
     """
     check_problem(problem)
     allowed = _allowed(budget, remat)
-    costs = costs_of(problem, "nanoseconds")
+    costs = free_costs(problem) if allowed is None else costs_of(problem, "nanoseconds")
     lean = merge_candidates(problem, costs)
     base = find_base(lean.problem, effort)
     once = Curve(lean.problem, base, (), effort)

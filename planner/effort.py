@@ -84,7 +84,7 @@ class RecomputeEffort:
 
     Attributes:
         all_orders: the most actions of a problem in which every order gets the long search.
-        shares: n for each share 1/n of the whole cost at which the lowest schedule is wanted.
+        shares: n for each share 1/n of the whole cost at which the lowest schedule is wanted; 0: at any cost.
         exact: the most actions of a problem in which every byte is counted.
         small: n: the smallest values, together 1/n of all bytes, are always kept.
         step: n: the peak falls from one target to the next by 1/n.
@@ -115,7 +115,7 @@ class RecomputeEffort:
     """
 
     all_orders: int = 100
-    shares: tuple[int, ...] = (100, 20, 5)
+    shares: tuple[int, ...] = (100, 20, 5, 2, 1, 0)
     exact: int = 200
     small: int = 200
     step: int = 512
@@ -161,6 +161,11 @@ class PlacementEffort:
         pairs: the most pairs of buffers that live together in a large problem that is placed greedily.
         fewer: numbers of the largest buffers placed by themselves where all can be searched, in turn.
         largest: the same where all cannot be searched.
+        dives: the most buffers of a core for dives; 0: there are none.
+        dive_pair: work of all dives for each pair of buffers that live together: some five to ten of them.
+        dive_work: the most of that.
+        dive_failures: that end a dive.
+        dive_noise: thousandths of the choices changed at random in all but the first two.
         shaking: work of placing by shaken orders; 0: there are none.
         shake: work that each shaken order counts beside its buffers.
         ejected: the most buffers for the ejection search.
@@ -168,6 +173,21 @@ class PlacementEffort:
         ejection_pair: the same for each pair of buffers that live together.
         ejections: work of all its runs at each capacity, in turn.
         ejections_of_parts: the same where the largest buffers are placed by themselves.
+        mending: work of lowering a placement by chains of ejection, or the work of `place` if that is more.
+        mending_large: the same for more buffers than the skyline takes, where `stretches` do not help.
+        stretches: percents of the highest live set, in turn: buffers that live with as many bytes go before others.
+        stretch: work of mending at each of these levels; there are none if one run of chains takes more.
+        stretch_large: the same for more buffers than the skyline takes.
+        crowd_room: share of the highest live set that a step at it counts as free when buffers are weighed there.
+        crowd_power: power of its free share by which a step counts less.
+        chains: work of chains before all buffers are pushed up or down.
+        chains_pair: the same for each pair of buffers that live together.
+        chains_most: the most of both.
+        pushed: the most pairs of a problem whose buffers are pushed up and down.
+        chain_steps: of the first chains before they are taken back.
+        mend_step: n: the next capacity is 1/n of the way from the height to the goal lower.
+        mend_turns: how often chains and pushes take turns at one capacity.
+        mend_fails: capacities tried in vain, each half as far away as the last, before turns become twice as long.
         failures: that end a run of the systematic search in the first round; twice as many in each further round.
         noise: thousandths of the choices changed at random in later rounds.
         guided_failures: that end a run that follows a placement, in turn.
@@ -188,6 +208,11 @@ class PlacementEffort:
     pairs: int = 100_000_000
     fewer: tuple[int, ...] = (20, 40, 60, 80, 100, 150, 200, 300)
     largest: tuple[int, ...] = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
+    dives: int = 2_000
+    dive_pair: int = 16_000
+    dive_work: int = 3_000_000_000
+    dive_failures: int = 64
+    dive_noise: int = 50
     shaking: int = 60_000_000
     shake: int = 2_000
     ejected: int = 2_000
@@ -195,6 +220,21 @@ class PlacementEffort:
     ejection_pair: int = 5
     ejections: tuple[int, ...] = (20_000_000, 5_000_000, 5_000_000)
     ejections_of_parts: tuple[int, ...] = (2_000_000,)
+    mending: int = 100_000_000
+    mending_large: int = 800_000_000
+    stretches: tuple[int, ...] = (97, 95, 93, 90, 85, 80, 70, 0)
+    stretch: int = 40_000_000
+    stretch_large: int = 100_000_000
+    crowd_room: float = 0.1
+    crowd_power: int = 3
+    chains: int = 20_000_000
+    chains_pair: int = 20
+    chains_most: int = 150_000_000
+    pushed: int = 50_000_000
+    chain_steps: int = 300
+    mend_step: int = 7
+    mend_turns: int = 8
+    mend_fails: int = 5
     failures: int = 64
     noise: int = 300
     guided_failures: tuple[int, ...] = (64, 128, 256)

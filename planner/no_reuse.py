@@ -31,7 +31,7 @@ def without_reuse(plan: Plan, problem: Problem) -> Plan:
     _stack_others(twin.alias_sets, offsets, tops)
     workspaces = _workspaces(problem, order, tops)
     heights = [align_up(top, problem.unit) for top in tops]
-    layout = Layout(offsets, workspaces, heights, "no reuse")
+    layout = Layout(twin.alias_sets, offsets, workspaces, heights, "no reuse")
     made = assemble(problem, twin, layout, plan.order_lower_bound_bytes)
     made = replace(made, certificate=replace(made.certificate, stages=(("no reuse", made.arena_bytes),)))
     verify(made, problem)

@@ -69,6 +69,9 @@ class Value:
         category: what people call it.
         role: when its content is there, and when it must be.
         home: the STORED value whose bytes this one must take, being its content for the next step; or -1.
+        kept: it is written once, and there until its last read: never computed again, nor copied off the device.
+        copy_of: the value whose content this one has once more, computed again or copied; or -1. An action that writes
+            such values alone counts as recomputation, and none that reads or writes the other one runs again.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Value:
     category: Category = Category.ACTIVATIONS
     role: Role = Role.TRANSIENT
     home: int = -1
+    kept: bool = False
+    copy_of: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +212,29 @@ class Problem:
         return found
 
     @cached_property
+    def repeats(self) -> frozenset[int]:
+        """The actions that only make again what others make: each of their writes is a `copy_of` another value."""
+        return frozenset(
+            i for i, a in enumerate(self.actions) if a.writes and all(self.values[v].copy_of >= 0 for v in a.writes)
+        )
+
+    @cached_property
+    def originals(self) -> frozenset[int]:
+        """The values that others have the content of once more. They are there for their first readers alone: no action
+        that reads or writes one runs again.
+        """
+        return frozenset(value.copy_of for value in self.values if value.copy_of >= 0)
+
+    @cached_property
     def copies(self) -> frozenset[int]:
-        """The actions of all round trips."""
-        return frozenset(action for pair in self.round_trips.values() for action in pair)
+        """The actions of all round trips, and the repeats that copy between the device and other memory."""
+        trips = {action for pair in self.round_trips.values() for action in pair}
+        return frozenset(trips | {i for i in self.repeats if self._leaves(self.actions[i])})
+
+    def _leaves(self, action: Action) -> bool:
+        """Whether an action reads or writes a value that is off the device."""
+        regions = {self.values[v].region for v in (*action.reads, *action.writes)}
+        return not all(self.regions[region].on_device for region in regions)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -230,7 +255,9 @@ class Problem:
             yield f"region {region.name} {'device' if region.on_device else 'host'}"
         for i, v in enumerate(self.values):
             home = f" home={v.home}" if v.home >= 0 else ""
-            yield f"v{i} {v.name!r} {v.nbytes} align={v.alignment} r{v.region} {v.category} {v.role.name.lower()}{home}"
+            named = " kept" * v.kept + (f" copy=v{v.copy_of}" if v.copy_of >= 0 else "")
+            what = f"{v.category} {v.role.name.lower()}{home}{named}"
+            yield f"v{i} {v.name!r} {v.nbytes} align={v.alignment} r{v.region} {what}"
         for i, a in enumerate(self.actions):
             pairs = [(a.writes[o.write], "!" if o.required else "?", a.reads[o.read]) for o in a.overwrites]
             extra = "".join(f" v{new}{mark}v{old}" for new, mark, old in pairs)

@@ -22,8 +22,8 @@ from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-FORMAT = "foreplan.plan.6"
-DERIVED = ("accumulate", "offload")  # options that follow from the rest of the file
+FORMAT = "foreplan.plan.7"
+DERIVED = ("accumulate",)  # options that follow from the rest of the file
 
 
 def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None, options: Options = USUAL) -> None:
@@ -100,7 +100,8 @@ def digest_of(body: str) -> str:
 
 def _half(program: Program, plan: Plan, slots: Iterable[Any]) -> Iterator[str]:
     records = plan_records(plan)
-    yield f'"plan": {_json(records["plan"] | {"notes": list(program.notes)})},'
+    base = {} if program.base is None else {"base": list(program.base)}
+    yield f'"plan": {_json(records["plan"] | {"notes": list(program.notes)} | base)},'
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
     used = {step.action for step in plan.steps}  # payloads of unused kernels would never run
@@ -128,7 +129,8 @@ def _section(name: str, records: Iterable[Any], last: bool = False) -> Iterator[
 
 def _value_record(value: Value) -> list[Any]:
     fields = [value.name, value.nbytes, value.alignment, value.region, str(value.category), value.role.name.lower()]
-    return fields if value.home < 0 else [*fields, value.home]
+    named = [value.kept, value.copy_of] if value.kept or value.copy_of >= 0 else []
+    return [*fields, value.home, *named] if named or value.home >= 0 else fields
 
 
 def _operand_record(operand: Operand) -> list[Any]:
@@ -150,6 +152,8 @@ def _action_record(action: Action, call: Call) -> dict[str, Any]:
     }
     if action.overwrites:
         record["overwrites"] = [[pair.write, pair.read] for pair in action.overwrites]
+    if waits := [v for v in action.reads if all(v != operand.value for operand in call.inputs)]:
+        record["waits"] = waits
     if action.parts:
         record["parts"] = [[part.write, part.read, part.offset] for part in action.parts]
     if call.source:

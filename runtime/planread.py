@@ -24,7 +24,7 @@ from foreplan.lower.targets import engine_info
 from foreplan.lower.valid import with_valid
 from foreplan.options import Options
 from foreplan.planner import Action, Category, Certificate, Overwrite, Part, Plan, Region, Role, Step, Value
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update
@@ -129,15 +129,14 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None, Option
 
 def _options(record: Mapping[str, Any], program: Program, update: Update | None) -> Options:
     """The options of the step, which must fit its content."""
-    derived = {
-        "accumulate": 1 if update is None else update.micro_batches,
-        "offload": len(program.regions) > HOST,
-    }
+    derived = {"accumulate": 1 if update is None else update.micro_batches}
     if not isinstance(record, dict) or set(record) & set(derived):
         raise PlanError("its options are not as foreplan writes them")
     options = Options.from_json(record | derived)
     if engine_info(str(options.target)) is not engine_info(program.target):
         raise PlanError(f"it was compiled for {options.target}, but its step is for {program.target}")
+    if (len(program.regions) > HOST) != bool(options.offload or options.to_host):
+        raise PlanError("what it was compiled with and its regions do not agree on copies to host memory")
     if program.ahead and not options.prefetch:
         raise PlanError("it was compiled without second slots for inputs, but has some")
     return options
@@ -176,8 +175,16 @@ def _program(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping
         loss=slots["loss"][0] if slots["loss"] else None,
         gradients=tuple(slots["gradient"]),
         notes=_each(data["plan"]["notes"], _text),
+        base=_base(data["plan"].get("base")),
         code=_each(data.get("code", []), _code),
     )
+
+
+def _base(record: Sequence[Any] | None) -> tuple[int, int] | None:
+    if record is None:
+        return None
+    flops, nanoseconds = map(_int, record)
+    return flops, nanoseconds
 
 
 def _code(record: Sequence[Any]) -> tuple[str, bytes]:
@@ -242,6 +249,12 @@ def _int(value: Any) -> int:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a text")
@@ -251,7 +264,9 @@ def _text(value: Any) -> str:
 def _value(record: Sequence[Any]) -> Value:
     name, nbytes, alignment, region, category, role = record[:6]
     home = _int(record[6]) if len(record) > 6 else -1
-    return Value(_text(name), _int(nbytes), _int(alignment), _int(region), Category(category), Role[role.upper()], home)
+    kept, copy_of = (_flag(record[7]), _int(record[8])) if len(record) > 7 else (False, -1)
+    is_one = _text(name), _int(nbytes), _int(alignment), _int(region), Category(category), Role[role.upper()]
+    return Value(*is_one, home, kept, copy_of)
 
 
 def _operand(record: Sequence[Any]) -> Operand:
@@ -265,7 +280,7 @@ def _operand(record: Sequence[Any]) -> Operand:
 
 def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:
     """An action; most of its fields follow from its call."""
-    reads = tuple(dict.fromkeys(operand.value for operand in call.inputs))
+    reads = tuple(dict.fromkeys([*(operand.value for operand in call.inputs), *_each(record.get("waits", []), _int)]))
     writes = tuple(operand.value for operand in call.outputs)
     homes = [values[value].home for value in writes]
     pairs = _each(record.get("overwrites", []), lambda o: (_index(o[0], writes), _index(o[1], reads)))

@@ -208,5 +208,8 @@ def _wanted_of_result(program: Program, index: int, written: Operand, result: Ca
 
 
 def _is_copied(program: Program, index: int) -> bool:
-    """Whether a value is what only copies write and read, as it must be in host memory."""
-    return all(program.calls[each].op == COPY for each in (*program.producers[index], *program.readers[index]))
+    """Whether a value is what only copies write and read, as it must be in host memory. What waits for it reads none of
+    its bytes.
+    """
+    readers = [each for each in program.readers[index] if any(x.value == index for x in program.calls[each].inputs)]
+    return all(program.calls[each].op == COPY for each in (*program.producers[index], *readers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from foreplan.cli.compiling import compile_model, without_recomputation
 from foreplan.cli.options import echo, given, json_option, model_options, print_json, settings_from, working
 from foreplan.errors import UsageError
 from foreplan.units import format_bytes
-
-if TYPE_CHECKING:
-    from foreplan.compiled import Compiled
 
 BAR = 40  # characters of the longest bar
 
@@ -24,7 +21,8 @@ BAR = 40  # characters of the longest bar
 def pareto(model: str, as_json: bool, **options: Any) -> None:
     """Show what less memory costs: the arena of a step of MODEL against added flops and predicted time.
 
-    From no recomputation to the least memory found, with the lowest plans within +1 %, +5 % and +20 %.
+    From no recomputation to the least memory found, with the lowest plans within +1 %, +5 % and +20 %. Plans of a step
+    with more of it in parts say so.
 
     \b
     Examples:
@@ -42,7 +40,7 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
         )
     compiled = compile_model(model, without_recomputation(settings_from(options)))
     with working(f"recomputing parts of {model}"):
-        points = curve(compiled.program, _update_bytes(compiled))
+        points = curve(compiled)
     if as_json:
         print_json(
             {"model": compiled.program.model, "target": compiled.program.target}
@@ -54,17 +52,12 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
     head = f"{'host':>12}  " if offload else ""
     echo(f"{'arena':>12}  {head}{'time':>8}  {'flops':>8}  instructions")
     for point in points:
-        bar = "█" * max(1, round(BAR * point.arena_bytes / most))
+        bar = "█" * max(1, round(BAR * point.arena_bytes / most)) + ("  in parts" if point.in_parts else "")
         host = f"{format_bytes(point.host_bytes):>12}  " if offload else ""
         echo(
             f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_seconds_ratio:>+8.2%}  "
             f"{point.extra_flops_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
-
-
-def _update_bytes(compiled: Compiled) -> int:
-    """What the second half of a step that accumulates gradients needs, whatever the first recomputes."""
-    return 0 if compiled.update is None else compiled.update.plan.arena_bytes
 
 
 COMMANDS = (pareto,)

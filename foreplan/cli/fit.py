@@ -15,7 +15,7 @@ from foreplan.units import format_bytes, in_common, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.fitting import Trials
+    from foreplan.trials import Trials
 
 
 @click.command(short_help="Find the largest batch that fits a memory, or every card.")
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @click.option("--max-extra-time", "most", metavar="SHARE", help="Most predicted time added to save memory, such as 5%.")
 @json_option
 def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_json: bool, **options: Any) -> None:
-    """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps, or the segments that
-    --checkpoint names and nothing else.
+    """Find the largest batch with which a step of MODEL fits a memory, in parts and recomputing where it helps, or
+    recomputing the segments that --checkpoint names and nothing else.
 
     On a card the memory holds all that a process takes there, and is the card's own unless --memory says less. On the
     host --memory is what the arena may take.
@@ -94,7 +94,7 @@ def _memory(text: str | None, settings: Settings) -> int:
 
 
 def _trials(model: str, settings: Settings, memory: int, share: float | None) -> Trials:
-    from foreplan.fitting import Trials
+    from foreplan.trials import Trials
 
     return Trials(lambda batch: compile_model(model, at_batch(settings, batch)), memory, share, say)
 
@@ -112,8 +112,7 @@ def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
             capacity=allowed,
             lower_bound=least,
         )
-    step = trials.tried[batch].step
-    assert step is not None
+    step = trials.cheapest(batch)
     figures = step.estimate()
     if as_json:
         kept = (
@@ -174,10 +173,10 @@ def _on_all_cards(model: str, settings: Settings, share: float | None) -> Iterat
         trials = _trials(model, on_card, memory, share)
         say(f"{name}, {format_bytes(memory)}:")
         batch = trials.largest(first)
-        step = trials.tried[batch].step if batch else None
-        if step is None:
+        if not batch:
             yield _Row(name, memory, 0, trials.needed(1))
             continue
+        step = trials.cheapest(batch)
         figures = step.estimate()
         seconds, samples = figures["predicted_seconds"], batch * step.accumulate
         rate = samples / seconds if seconds else None

@@ -11,6 +11,7 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.names import Names
 from foreplan.lower.fallbacks import fallbacks, note_of
+from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
@@ -19,6 +20,7 @@ from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
 from foreplan.ops.map import COPY
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
+from foreplan.patterns import UNNAMED, Named
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
@@ -31,6 +33,7 @@ def lower(
     graph: Graph,
     target: str | Target = "numpy",
     *,
+    named: Named = UNNAMED,
     offload: bool = False,
     prefetch: bool = False,
     tune: bool = False,
@@ -44,6 +47,7 @@ def lower(
     on the target `cpu`.
 
     Args:
+        named: activations that are kept, recomputed or copied to the host (see `with_named`).
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
@@ -56,6 +60,7 @@ def lower(
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     instance("what is lowered", graph, Graph, "make one with from_onnx, trace or models.build")
+    instance("named", named, Named, "make one with patterns.Named(keep=('h.*.attn',))")
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
     check_passes("passes", passes)
@@ -64,6 +69,7 @@ def lower(
     program = _Lowering(formed, chosen, workspace).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
+    program = with_named(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program
 

@@ -26,6 +26,8 @@ def with_host(program: Program, target: Target) -> Program:
     for v, value in enumerate(program.values):
         if value.role is not Role.TRANSIENT or value.region != ARENA or value.nbytes < LEAST:
             continue
+        if value.kept or value.copy_of >= 0:  # its name says what becomes of it
+            continue
         if backward.isdisjoint(program.readers[v]) or not backward.isdisjoint(program.producers[v]):
             continue
         here = next(x for x in program.calls[program.producers[v][0]].outputs if x.value == v)
@@ -33,12 +35,13 @@ def with_host(program: Program, target: Target) -> Program:
         values.append(Value(f"{value.name}/host", value.nbytes, value.alignment, HOST, value.category))
         for name, source, result in ((f"{value.name}/offload", here, there), (f"{value.name}/fetch", there, here)):
             kernel = target.kernels(COPY, [source.window], [result.window])[0]
-            actions.append(_copy(name, source, result, kernel, target))
+            actions.append(copy_action(name, source, result, kernel, target))
             calls.append(Call(COPY, kernel.name, (source,), (result,), name))
     return replace(program, values=tuple(values), actions=tuple(actions), calls=tuple(calls), regions=WITH_HOST)
 
 
-def _copy(name: str, source: Operand, result: Operand, kernel: Candidate, target: Target) -> Action:
+def copy_action(name: str, source: Operand, result: Operand, kernel: Candidate, target: Target) -> Action:
+    """A copy between the device and the host, at the speed of the target's bus."""
     nanoseconds = target.profile.bus_nanoseconds(source.type.nbytes)
     cost = COPY.cost([source.type], [result.type])
     return Action(

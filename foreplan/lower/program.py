@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foreplan.graph import DType, Initializer, Op, TensorType, Window
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
+from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
 
 # The regions that every program has. The first holds what programs of one model share, at the same offsets in each;
@@ -126,6 +127,8 @@ class Program(Problem):
         ahead: second slots of inputs, by the input's name, in region STATE: the next batch is copied there while a step
             runs. No action reads or writes them.
         notes: what import and passes changed, for people.
+        base: flops and nanoseconds of the step as it was before more of it was put in parts for a budget, by the
+            fastest kernels and without recomputation; None: of this program.
         code: machine code of foreplan's own kernels for a card, by the key of its source (`key_of` in nvrtc.py), in the
             order of keys; a session makes what is missing when it is bound.
         trusted: whether the machine code in `code` and in the payloads of calls may run; else engines make their own.
@@ -142,8 +145,14 @@ class Program(Problem):
     gradients: tuple[Slot, ...] = ()
     ahead: tuple[Slot, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    base: tuple[int, int] | None = None
     code: tuple[tuple[str, bytes], ...] = ()
     trusted: bool = True
+
+    def costs(self, plan: Plan) -> Totals:
+        """The costs of a plan, beside `base`."""
+        own = totals(self, [[step.action for step in plan.steps]])[0]
+        return own if self.base is None else replace(own, base_flops=self.base[0], base_nanoseconds=self.base[1])
 
     @property
     def required_inputs(self) -> tuple[Slot, ...]:

@@ -16,6 +16,7 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.pipeline import (
     NAMES,
     PASSES,
+    Fission,
     Pass,
     Ran,
     Settings,
@@ -39,6 +40,7 @@ __all__ = [
     "PASSES",
     "PRECISIONS",
     "Accumulation",
+    "Fission",
     "Pass",
     "Ran",
     "Settings",

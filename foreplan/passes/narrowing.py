@@ -16,6 +16,7 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.index import Gather
 from foreplan.ops.join import Concat, Pad
+from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
@@ -103,6 +104,14 @@ def _rows(node: Node, box: Slice) -> _Found:
 def _softmax(node: Node, box: Slice) -> _Found:
     assert isinstance(node.op, Softmax | LogSoftmax)
     return None if node.op.axis in touched(box, node.outputs[0].shape) else (node.op, [box])
+
+
+def _item_losses(node: Node, box: Slice) -> _Found:
+    """Some items, with all classes of each."""
+    assert isinstance(node.op, CrossEntropy)
+    logits, axis = node.inputs[0].shape, node.op.axis
+    items = [None if i == axis else i - (i > axis) for i in range(len(logits))]
+    return node.op, [_axes(box, items, logits), box]
 
 
 def _product(node: Node, box: Slice) -> _Found:
@@ -343,6 +352,7 @@ RULES: dict[type[Op], Callable[[Node, Slice], _Found]] = {
     RMSNorm: _rows,
     Softmax: _softmax,
     LogSoftmax: _softmax,
+    CrossEntropy: _item_losses,
     MatMul: _product,
     Reshape: _reshape,
     Transpose: _transpose,

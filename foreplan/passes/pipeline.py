@@ -44,6 +44,15 @@ from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
 from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats
+from foreplan.passes.split_samples import (
+    in_turn,
+    is_to_loss,
+    split_bands,
+    split_few,
+    split_logits,
+    split_samples,
+    split_to_loss,
+)
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -56,6 +65,21 @@ class Stage(StrEnum):
     MEMORY = "memory"  # less has to live at once
     TRAINING = "training"  # backward and updates are added
     TARGET = "target"  # ops take the form that an engine has kernels for
+
+
+class Fission(StrEnum):
+    """What of a training step runs in parts without being named."""
+
+    OFF = "off"  # nothing
+    CHANNELS = "channels"  # dominant activations between convolutions (`split_channels`)
+    PIECES = "pieces"  # all large activations between convolutions (`split_pieces`)
+    FEW = "few"  # layers up to the loss, and back from it (`split_few`)
+    SAMPLES = "samples"  # the same, in as many parts as help (`split_samples`)
+    ROWS = "rows"  # these, and large logits (`split_logits`)
+    BANDS = "bands"  # rows of images up to the loss, and back from it (`split_bands`)
+
+
+_IN_TURN = (Fission.FEW, Fission.SAMPLES, Fission.ROWS, Fission.BANDS)
 
 
 @dataclass(frozen=True)
@@ -76,8 +100,8 @@ class Settings:
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
         loops: whether the target has loops.
         split: segments that run in parts: scopes, and the number of parts of each.
-        fission: whether what dominates runs in parts, too.
-        pieces: whether everything that is large between convolutions lies in pieces.
+        fission: what else of a training step runs in parts.
+        bands: in how many, if it is bands of images.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -93,8 +117,18 @@ class Settings:
     frozen_statistics: bool = False
     loops: bool = True
     split: tuple[tuple[str, int], ...] = ()
-    fission: bool = True
-    pieces: bool = False
+    fission: Fission = Fission.OFF
+    bands: int = 0
+
+    @property
+    def to_loss(self) -> dict[str, int]:
+        """What of `split` ends in the loss."""
+        return {entry: count for entry, count in self.split if self.trains and is_to_loss(entry)}
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """The rest of `split`."""
+        return {entry: count for entry, count in self.split if entry not in self.to_loss}
 
 
 def _always(settings: Settings) -> bool:
@@ -149,6 +183,11 @@ def _mean_loss(graph: Graph, settings: Settings) -> Graph:
     return settings.accumulation.with_mean_loss(graph)
 
 
+def _differentiate(graph: Graph, settings: Settings) -> Graph:
+    step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
+    return in_turn(step, set(graph.nodes)) if settings.to_loss or settings.fission in _IN_TURN else step
+
+
 def _decompose(graph: Graph, settings: Settings) -> Graph:
     assert settings.machine is not None
     return decompose(graph, settings.machine)
@@ -195,18 +234,28 @@ PASSES: tuple[Pass, ...] = (
     _plain(trim_loops, Stage.FORWARD, _infers),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
+    Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
+    _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
+    _plain(split_samples, Stage.MEMORY, lambda s: s.trains and s.fission in (Fission.SAMPLES, Fission.ROWS)),
+    Pass(
+        "split_bands",
+        Stage.MEMORY,
+        lambda g, s: split_bands(g, s.bands),
+        lambda s: s.trains and s.fission is Fission.BANDS,
+    ),
+    _plain(split_logits, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.ROWS),
     # In chunks gradients would be rounded without their scale.
     _plain(chunk_losses, Stage.MEMORY, lambda s: s.trains and not is_scaled(s.dtype)),
     _plain(split_concats, Stage.MEMORY),
-    Pass("split_segments", Stage.MEMORY, lambda g, s: split_segments(g, dict(s.split)), lambda s: bool(s.split)),
-    _plain(split_channels, Stage.MEMORY, lambda s: s.trains and s.fission and not s.pieces),
-    _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.pieces),
+    Pass("split_segments", Stage.MEMORY, lambda g, s: split_segments(g, s.segments), lambda s: bool(s.segments)),
+    _plain(split_channels, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.CHANNELS),
+    _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
     Pass(
         "differentiate",
         Stage.TRAINING,
-        lambda g, s: differentiate(g, s.consume, is_scaled(s.dtype), s.gradients),
+        _differentiate,
         _trains,
         requires=("loss", "training form"),
         ensures=("backward",),

@@ -12,15 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foreplan.errors import UsageError
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Builder, Graph, Node, TensorType, Value
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.join import Concat, concat
+from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
 from foreplan.passes.narrowing import Narrowed, box_of, narrowed, touched, whole
 from foreplan.passes.rewrite import rewrite
 from foreplan.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.units import format_bytes
+
+LOSS = "loss"  # as the end of a range: the last operation
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
         UsageError: an entry names nothing, or a segment that nothing splits.
     """
     for entry, count in entries.items():
-        for scope, nodes in _segments(graph, entry).items():
+        for scope, nodes in segments(graph, entry).items():
             found = best_parts(graph, nodes, count)
             if found is None:
                 raise UsageError(
@@ -88,8 +91,12 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
     return graph
 
 
-def _segments(graph: Graph, entry: str) -> dict[str, list[Node]]:
-    """The nodes of each scope that an entry means."""
+def segments(graph: Graph, entry: str) -> dict[str, list[Node]]:
+    """The nodes of each scope that an entry of `split` means.
+
+    Raises:
+        UsageError: it names nothing.
+    """
     scopes = {at: all_scopes([n.name, *(value.name for value in n.outputs)]) for at, n in enumerate(graph.nodes)}
 
     def named(text: str) -> dict[str, list[int]]:
@@ -104,7 +111,10 @@ def _segments(graph: Graph, entry: str) -> dict[str, list[Node]]:
     first, to, last = entry.partition(TO)
     if not to:
         return {scope: [graph.nodes[at] for at in places] for scope, places in named(entry).items()}
-    begin, end = min(map(min, named(first).values())), max(map(max, named(last).values()))
+    begin = min(map(min, named(first).values()))
+    end = (
+        len(graph.nodes) - 1 if graph.loss is not None and last.strip() == LOSS else max(map(max, named(last).values()))
+    )
     if begin > end:
         raise UsageError(f"split {entry!r}: the model has {last.strip()!r} before {first.strip()!r}")
     return {entry: list(graph.nodes[begin : end + 1])}
@@ -153,10 +163,19 @@ def _worth(graph: Graph, parts: Parts) -> tuple[int, int]:
                 saved -= value.type.nbytes
                 moved += 2 * value.type.nbytes
         for way in ways:
-            read = [x.type if cut is None else x.type.with_shape(cut.shape) for x, cut in zip(node.inputs, way.inputs)]
-            written = [x.type.with_shape(box.shape) for x, box in zip(node.outputs, way.outputs)]
-            moved += sum(type.nbytes for type in (*read, *written))
+            moved += sum(type.nbytes for types in types_of(node, way) for type in types)
     return saved, -moved
+
+
+def types_of(node: Node, way: Narrowed) -> tuple[list[TensorType], list[TensorType]]:
+    """The types of what a part of a node reads and writes."""
+    read = [x.type if cut is None else x.type.with_shape(cut.shape) for x, cut in zip(node.inputs, way.inputs)]
+    return read, [x.type.with_shape(box.shape) for x, box in zip(node.outputs, way.outputs)]
+
+
+def bytes_made(graph: Graph) -> int:
+    """Bytes of all that nodes make; views make nothing."""
+    return sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
 
 
 def never_whole(graph: Graph, parts: Parts) -> list[Value]:
@@ -171,25 +190,40 @@ def _ways(
     graph: Graph, inside: Collection[Node], targets: tuple[Node, ...], axis: int, count: int, sums: bool
 ) -> Iterator[Parts]:
     """The way to split along one axis, if there is one."""
-    members = _members(graph, inside, targets, axis, count, sums)
-    if members:
-        parts = Parts(targets, axis, sums, members)
-        ends = [end for node in members for end in parts.ends(graph, node)]
-        if all(_tile_axis(*end) is not None for end in ends) and never_whole(graph, parts):
-            yield parts
+    parts = parts_up_to(graph, inside, {node: _target_ways(node, axis, count, sums) for node in targets}, axis, sums)
+    if parts is not None and never_whole(graph, parts):
+        yield parts
+
+
+def parts_up_to(
+    graph: Graph, inside: Collection[Node], targets: Mapping[Node, list[Narrowed]], axis: int, sums: bool
+) -> Parts | None:
+    """How nodes run in parts, given what each part computes of the last ones; None: they cannot.
+
+    Args:
+        inside: those of the nodes that may run in parts; what cannot do with a part of its inputs runs whole, before.
+        targets: the last ones, in the graph's order.
+        axis, sums: see `Parts`.
+    """
+    members = _members(graph, inside, targets)
+    if not members:
+        return None
+    parts = Parts(tuple(targets), axis, sums, members)
+    ends = [end for node in members for end in parts.ends(graph, node)]
+    return parts if all(_tile_axis(*end) is not None for end in ends) else None
 
 
 def _members(
-    graph: Graph, inside: Collection[Node], targets: Sequence[Node], axis: int, count: int, sums: bool
+    graph: Graph, inside: Collection[Node], targets: Mapping[Node, list[Narrowed]]
 ) -> dict[Node, list[Narrowed]]:
     """What runs in parts, from the targets back; empty: nothing."""
     boxes: dict[Value, list[Slice]] = {}  # what parts read, or compute
     before: set[Value] = set()  # what is there before any part begins
     found: dict[Node, list[Narrowed]] = {}
-    for node in reversed(graph.nodes[: graph.nodes.index(targets[-1]) + 1]):
+    for node in reversed(graph.nodes[: graph.nodes.index([*targets][-1]) + 1]):
         ways: list[Narrowed] = []
         if node in targets:
-            ways = _target_ways(node, axis, count, sums)
+            ways = targets[node]
             if not ways or not before.isdisjoint(node.outputs):
                 return {}
         elif node in inside and node.outputs[0] in boxes and before.isdisjoint(node.outputs):
@@ -282,8 +316,12 @@ def _tile_axis(value: Value, boxes: Sequence[Slice]) -> int | None:
     return axis if fits else None
 
 
-def in_parts(graph: Graph, parts: Parts) -> Graph:
-    """The graph with a segment in parts."""
+def in_parts(graph: Graph, parts: Parts, note: str | None = None) -> Graph:
+    """The graph with a segment in parts.
+
+    Args:
+        note: what the graph says about it; None: the usual words, "": nothing.
+    """
     graph = _together(graph, parts)
     made: dict[Value, Value] = {}
 
@@ -292,7 +330,8 @@ def in_parts(graph: Graph, parts: Parts) -> Graph:
             return None
         if not made:
             saved = sum(value.type.nbytes for value in never_whole(graph, parts))
-            b.note(f"{parts}: {format_bytes(saved)} of its activations are never whole")
+            usual = f"{parts}: {format_bytes(saved)} of its activations are never whole"
+            b.notes += [usual] if note is None else [note] if note else []
             made.update(_Emission(b, graph, parts).run())
         return [made.get(value, value) for value in node.outputs]
 
@@ -334,13 +373,14 @@ class _Emission:
             for node, ways in members.items():
                 way = ways[part]
                 inputs = [self._input(own, value, cut) for value, cut in zip(node.inputs, way.inputs)]
-                if node.outputs[0] in totals:
-                    inputs = [*inputs[:2], totals[node.outputs[0]]]
+                total = totals.get(node.outputs[0])
+                if total is not None and summed_axis(node) is not None:
+                    inputs, total = [*inputs[:2], total], None
                 self.b.kind, self.b.source = node.outputs[0].kind, node.source
                 outputs = self.b.node(way.op, *inputs, name=f"{node.name}/part")
                 own.update((old, (new, box)) for old, new, box in zip(node.outputs, outputs, way.outputs))
                 if node in summing:
-                    totals[node.outputs[0]] = outputs[0]
+                    totals[node.outputs[0]] = outputs[0] if total is None else self._sum(node, total, outputs[0])
             for value, boxes in ends.items():
                 pieces.setdefault(value, []).append(self._piece(value, own[value], boxes, part))
         found = {value: concat(self.b, some, self._axis(value, ends[value])) for value, some in pieces.items()}
@@ -355,6 +395,9 @@ class _Emission:
             inner = Slice(starts, cut.shape, cut.steps)
             return made if not touched(inner, made.shape) else self._slice(made, inner)
         return value if cut is None else self._slice(value, cut)
+
+    def _sum(self, node: Node, total: Value, more: Value) -> Value:
+        return elementwise(self.b, lambda x, y: x + y, total, more, name=f"{node.name}/sum")
 
     def _slice(self, value: Value, box: Slice) -> Value:
         if (value, box) not in self.cut:

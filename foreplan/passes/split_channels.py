@@ -6,7 +6,7 @@ from foreplan.graph import Graph, Node, Value
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
-from foreplan.passes.split import Parts, in_parts, ways_to_split
+from foreplan.passes.split import Parts, bytes_made, in_parts, ways_to_split
 
 PARTS, PIECES = 4, 8  # ranges of channels; each more costs one more pass over the second convolution's output
 CHANNELS = 16  # of a range, at least, where there are more than PARTS: a product over fewer is slow
@@ -29,7 +29,7 @@ def split_channels(graph: Graph) -> Graph:
     of additions. Only where element-wise maps and normalisations of channels lie between the two, nobody else reads
     what they make, the first convolution is cheap beside the second, and both have one group of channels.
     """
-    total, taken = _made(graph), set[str]()  # names: the graph changes
+    total, taken = bytes_made(graph), set[str]()  # names: the graph changes
     for node in graph.nodes:
         if node.name in taken or node.outputs[0].type.nbytes * SHARE < total:
             continue
@@ -51,7 +51,7 @@ def split_pieces(graph: Graph) -> Graph:
 
     This serves where `split_channels` does not meet a budget. Requires, ensures: as `split_channels`.
     """
-    total = _made(graph)
+    total = bytes_made(graph)
     for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
         node = next(node for node in graph.nodes if node.name == name)
         if node.outputs[0].type.nbytes * PIECE >= total:
@@ -59,10 +59,6 @@ def split_pieces(graph: Graph) -> Graph:
             parts = _over_channels(graph, chain, readers, PIECES) if readers else None
             graph = graph if parts is None else in_parts(graph, parts)
     return graph
-
-
-def _made(graph: Graph) -> int:
-    return sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
 
 
 def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:

@@ -199,9 +199,10 @@ class Memory:
 
     @cached_property
     def things(self) -> dict[int, int]:
-        """Of values that are copies of others in host memory: the others."""
+        """Of values that are others once more, computed again or copied to host memory: the others."""
         trips = self.problem.round_trips.items()
-        return {self.problem.actions[out].writes[0]: value for value, (out, _) in trips}
+        again = {v: value.copy_of for v, value in enumerate(self.problem.values) if value.copy_of >= 0}
+        return again | {self.problem.actions[out].writes[0]: value for value, (out, _) in trips}
 
     @cached_property
     def series(self) -> dict[Category, np.ndarray]:

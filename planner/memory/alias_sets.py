@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from foreplan.errors import PlanError
@@ -24,7 +24,8 @@ class AliasSets:
         region: of each alias set.
         nbytes: its largest instance's: the first one, or a whole whose parts are made in place.
         alignment: the largest of its instances'.
-        lower: its first instance's.
+        residue: of its offset, modulo the alignment.
+        lower: its first instance's; -1 for one that is there when the step begins.
         upper: its last instance's.
         stored: the STORED value that it starts with, or -1.
     """
@@ -36,9 +37,31 @@ class AliasSets:
     region: list[int]
     nbytes: list[int]
     alignment: list[int]
+    residue: list[int]
     lower: list[int]
     upper: list[int]
     stored: list[int]
+
+    def nested(self, inside: Mapping[int, tuple[int, int]], wholes: Collection[int]) -> AliasSets:
+        """The same once some alias sets lie in others; those that remain are numbered anew, in order.
+
+        Args:
+            inside: by alias set, the alias set in which it lies, and at which byte.
+            wholes: instances that were made of parts in place.
+        """
+        left = [alias_set for alias_set in range(len(self.region)) if alias_set not in inside]
+        number = {alias_set: i for i, alias_set in enumerate(left)}
+        of, at = [], []
+        for alias_set in self.of:
+            offset = 0
+            while alias_set in inside:
+                alias_set, more = inside[alias_set]
+                offset += more
+            of.append(number[alias_set])
+            at.append(offset)
+        columns = ("region", "nbytes", "alignment", "residue", "lower", "upper", "stored")
+        remaining: dict[str, list[int]] = {name: [getattr(self, name)[i] for i in left] for name in columns}
+        return AliasSets(of, at, self.over, frozenset(wholes), **remaining)
 
     def within(self) -> set[int]:
         """Instances whose bytes count as those of a whole: its parts, and instances whose bytes a part took over."""
@@ -52,20 +75,25 @@ def merge(
     ranges: LiveRanges,
     *,
     optional: bool = True,
+    solid: bool = True,
     apart: Collection[int] = frozenset(),
 ) -> AliasSets:
     """AliasSets of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
-    Instances in `apart` take no bytes that they need not take.
 
-    An optional overwrite needs a read that dies at that very step. If a read could serve several writes, the largest
-    gets it. A write that is smaller than the read holds unused bytes as long as it lives. So it takes the read's bytes
-    only if the unused bytes, times these steps, are no more than the bytes that it saves.
+    An optional overwrite needs a read that dies at that very step. Of those of a step, the most bytes are taken that
+    can be (`matched`).
+
+    Args:
+        solid: an alias set holds all its bytes as long as it lives. So a write that is smaller than the read holds
+            unused bytes. It takes the read's bytes only if the unused bytes, times the steps that it lives, are no more
+            than the bytes that it saves.
+        apart: instances that take no bytes that they need not take.
 
     Raises:
         PlanError: a required overwrite of a value that is read again later: the order is wrong.
     """
     none = len(ranges.values)
-    alias_sets = AliasSets([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])
+    alias_sets = AliasSets([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [], [])
     at_home: dict[int, int] = {}
     step = -1
     pairs: dict[int, int] = {}
@@ -74,7 +102,7 @@ def merge(
         starts = value.role in (Role.INPUT, Role.STORED)
         if not starts and ranges.lower[instance] != step:
             step = ranges.lower[instance]
-            pairs = _pairs(problem, order[step], step, ranges, optional, apart)
+            pairs = _pairs(problem, order[step], step, ranges, optional, solid, apart)
         over = -1 if starts else pairs.get(instance, -1)
         alias_sets.over[instance] = over
         if value.home >= 0:
@@ -86,7 +114,8 @@ def merge(
             alias_sets.region.append(value.region)
             alias_sets.nbytes.append(value.nbytes)
             alias_sets.alignment.append(value.alignment)
-            alias_sets.lower.append(ranges.lower[instance])
+            alias_sets.residue.append(0)
+            alias_sets.lower.append(-1 if starts else ranges.lower[instance])
             alias_sets.upper.append(ranges.upper[instance])
             alias_sets.stored.append(v if value.role is Role.STORED else -1)
             if value.role is Role.STORED:
@@ -98,14 +127,20 @@ def merge(
 
 
 def _pairs(
-    problem: Problem, index: int, step: int, ranges: LiveRanges, optional: bool, apart: Collection[int]
+    problem: Problem,
+    index: int,
+    step: int,
+    ranges: LiveRanges,
+    optional: bool,
+    solid: bool,
+    apart: Collection[int],
 ) -> dict[int, int]:
     """By written instance of one step, the read instance whose bytes it takes."""
     action = problem.actions[index]
     reads, writes = ranges.reads[step], ranges.writes[step]
     pairs: dict[int, int] = {}
-    candidates: list[tuple[int, int, int, int]] = []
-    for i, pair in enumerate(action.overwrites):
+    wishes: dict[int, list[int]] = {}
+    for pair in action.overwrites:
         read, write = reads[pair.read], writes[pair.write]
         old, new = problem.values[action.reads[pair.read]], problem.values[action.writes[pair.write]]
         if new.home >= 0:
@@ -116,15 +151,45 @@ def _pairs(
                 raise PlanError(f"step {step} ({action.name!r}) must overwrite {old.name!r}, which is needed later")
             if pairs.setdefault(write, read) != read or list(pairs.values()).count(read) > 1:
                 raise PlanError(f"action {action.name!r} must put two writes over {old.name!r}, or one over two reads")
-        elif not optional or write in apart or old.home >= 0 or ranges.kept[read]:
-            continue
-        elif ranges.upper[read] == step + 1:
+        elif optional and write not in apart and old.home < 0 and not ranges.kept[read] and new.nbytes:
             wasted = align_up(old.nbytes, ALIGNMENT) - align_up(new.nbytes, ALIGNMENT)
-            if wasted * (ranges.upper[write] - step - 1) <= new.nbytes:
-                candidates.append((-new.nbytes, i, write, read))
-    taken = set(pairs.values())
-    for _, _, write, read in sorted(candidates):
-        if write not in pairs and read not in taken:
-            pairs[write] = read
-            taken.add(read)
-    return pairs
+            if ranges.upper[read] == step + 1 and (
+                not solid or wasted * (ranges.upper[write] - step - 1) <= new.nbytes
+            ):
+                wishes.setdefault(write, []).append(read)
+    taken = {read for write, read in pairs.items() if problem.values[ranges.values[write]].nbytes}
+    wishes = {
+        write: [read for read in found if read not in taken] for write, found in wishes.items() if write not in pairs
+    }
+    return pairs | matched(wishes, {write: problem.values[ranges.values[write]].nbytes for write in wishes})
+
+
+def matched(wishes: Mapping[int, Sequence[int]], nbytes: Mapping[int, int]) -> dict[int, int]:
+    """The choice of a wish of each key, no wish twice, for which the keys that get one have the most bytes together.
+
+    A greedy choice with augmenting paths finds it: such sets of keys are the independent sets of a matroid (Edmonds and
+    Fulkerson, "Transversals and matroid partition", 1965).
+    """
+    found: dict[int, int] = {}
+    for key in sorted(wishes, key=lambda key: -nbytes[key]):
+        _serve(key, wishes, found)
+    return found
+
+
+def _serve(key: int, wishes: Mapping[int, Sequence[int]], served: dict[int, int]) -> None:
+    """Give a key a wish of its own, if that is possible; other keys may change theirs."""
+    holder = {wish: other for other, wish in served.items()}
+    asked: dict[int, int] = {}  # by wish, the key that asked for it first
+    queue = [key]
+    for asking in queue:
+        for wish in wishes[asking]:
+            if wish in asked:
+                continue
+            asked[wish] = asking
+            if wish in holder:
+                queue.append(holder[wish])
+                continue
+            while wish >= 0:
+                other = asked[wish]
+                wish, served[other] = served.get(other, -1), wish
+            return

@@ -1,4 +1,4 @@
-"""In-place concatenations: their operands are made where they will lie within the result."""
+"""In-place concatenations: their operands are made where they will lie within the result, whose bytes are held."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Joins:
     def _place(self, step: int, into: int, found: Sequence[tuple[int, Part]]) -> bool:
         """Put as many parts as possible into an alias set, those that begin last first; whether there are any."""
         pieces = [(self.before.of[piece], part) for piece, part in found]
-        begins = np.array([self.lower[alias_set] for alias_set, _ in pieces])
+        begins = np.array([max(self.lower[alias_set], 0) for alias_set, _ in pieces])
         first = int(begins.min())
         live = self.live[first : step + 1]
         begun = np.zeros(len(live), np.int64)
@@ -86,7 +86,7 @@ class _Joins:
         live[at:] -= within[at:] - apart
         live[at:-1] += self._bytes(into)
         for alias_set, part in pieces:
-            if self.lower[alias_set] >= first + at:
+            if max(self.lower[alias_set], 0) >= first + at:
                 self.inside[alias_set] = into, part.offset
                 self.alignment[into] = max(self.alignment[into], self.alignment[alias_set])
         self.lower[into] = first + int(at)
@@ -99,26 +99,4 @@ class _Joins:
 
     def alias_sets(self) -> AliasSets:
         """The alias sets that remain, numbered anew."""
-        old = self.before
-        left = [alias_set for alias_set in range(len(old.region)) if alias_set not in self.inside]
-        number = {alias_set: i for i, alias_set in enumerate(left)}
-        of, at = [], []
-        for alias_set in old.of:
-            offset = 0
-            while alias_set in self.inside:
-                alias_set, more = self.inside[alias_set]
-                offset += more
-            of.append(number[alias_set])
-            at.append(offset)
-        return replace(
-            old,
-            of=of,
-            at=at,
-            wholes=frozenset(self.wholes),
-            region=[old.region[alias_set] for alias_set in left],
-            nbytes=[old.nbytes[alias_set] for alias_set in left],
-            alignment=[self.alignment[alias_set] for alias_set in left],
-            lower=[self.lower[alias_set] for alias_set in left],
-            upper=[old.upper[alias_set] for alias_set in left],
-            stored=[old.stored[alias_set] for alias_set in left],
-        )
+        return replace(self.before, alignment=self.alignment, lower=self.lower).nested(self.inside, self.wholes)

@@ -20,7 +20,7 @@ class LiveRanges:
         steps: their number; an empty schedule counts as one step, in which inputs and stored values live.
         values: the value of each instance.
         lower: the step that writes it, or 0.
-        upper: one past the step that reads it last, or `steps`.
+        upper: one past the step that reads it last, or `steps`; 0 for an input that no step reads.
         kept: whether it must still be there when the last step has run.
         reads: for each step, the instance of each of its action's reads.
         writes: likewise for its writes.
@@ -38,8 +38,8 @@ class LiveRanges:
 def live_ranges(problem: Problem, order: Sequence[int]) -> LiveRanges:
     """Live ranges of every instance when the actions `order` (indices, one a step) run one after the other.
 
-    An INPUT lives from step 0 to its last read (at least through step 0), a STORED value throughout, an OUTPUT's last
-    instance from its write to the end, and anything else from its write to its last read, or for that step alone.
+    An INPUT lives from step 0 to its last read, a STORED value throughout, an OUTPUT's last instance from its write to
+    the end, and anything else from its write to its last read, or for that step alone.
 
     Raises:
         PlanError: an action reads a value that is not there yet, or an output is never written.
@@ -51,7 +51,7 @@ def live_ranges(problem: Problem, order: Sequence[int]) -> LiveRanges:
     for instance, v in enumerate(values):
         current[v] = instance
     lower = [0] * len(values)
-    upper = [steps if keep else 1 for keep in stored]
+    upper = [steps if keep or not order else 0 for keep in stored]
     kept = list(stored)
     reads: list[list[int]] = []
     writes: list[list[int]] = []

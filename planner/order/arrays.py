@@ -23,14 +23,13 @@ class OrderArrays(NamedTuple):
         action: of each node.
         before_at, before: nodes that must run before each node, each once.
         after_at, after: nodes that must run after it, each once.
-        loose: whether a node has a write that could take the bytes of a larger read, and not use all of them.
         readers: how many nodes read each value; STAYS for one that stays to the end.
         event_at, events: for each patient node, the nodes that must follow it or read a value that it reads; none for
             other nodes. While a patient node frees nothing, it may wait until one of its events comes next: it needs no
             more bytes than that event.
         base: bytes of stored values, which live throughout.
         given: bytes of inputs that some node reads.
-        unread: bytes of inputs that no node reads: they live through the first step.
+        unread: bytes of inputs that no node reads: they are there when the step begins, and gone when a node runs.
     """
 
     problem: Arrays
@@ -39,7 +38,6 @@ class OrderArrays(NamedTuple):
     before: np.ndarray
     after_at: np.ndarray
     after: np.ndarray
-    loose: np.ndarray
     readers: np.ndarray
     event_at: np.ndarray
     events: np.ndarray
@@ -74,7 +72,6 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
         flat(before),
         slices(after),
         flat(after),
-        _loose(p)[list(graph.actions)],
         np.where(stays, STAYS, readers),
         slices(events),
         flat(events),
@@ -85,26 +82,14 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
 
 
 def hills(p: Arrays, graph: Dependences) -> list[int]:
-    """The least bytes that each node needs beyond those that live before it: every write that may be in place is."""
+    """The least bytes that each node needs beyond those that live before it: all that may share bytes does."""
     fresh = p.size[p.writes]
-    fresh[p.write_at[_of_pairs(p)] + p.pair_write] = 0
+    action = np.repeat(np.arange(len(p.workspace)), np.diff(p.share_at))
+    whole = p.share_write < 0
+    fresh[p.write_at[action[~whole]] + p.share_write[~whole]] = 0
     ends = np.concatenate([[0], np.cumsum(fresh)])[p.write_at]
-    return (p.workspace + np.diff(ends))[list(graph.actions)].tolist()
-
-
-def _of_pairs(p: Arrays) -> np.ndarray:
-    """The action of each overwrite."""
-    return np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
-
-
-def _loose(p: Arrays) -> np.ndarray:
-    """Of each action, whether it has a write that could take the bytes of a larger read, and not use all of them."""
-    action = _of_pairs(p)
-    new, old = p.writes[p.write_at[action] + p.pair_write], p.reads[p.read_at[action] + p.pair_read]
-    wasteful = (p.pair_required == 0) & ~stay(p)[old] & (p.rounded[old] != p.rounded[new])
-    found = np.zeros(len(p.workspace), np.int64)
-    found[action[wasteful]] = 1
-    return found
+    parts = np.bincount(action[whole], p.share_bytes[whole], len(p.workspace)).astype(np.int64)
+    return (p.workspace + np.diff(ends) - parts)[list(graph.actions)].tolist()
 
 
 def _events(

@@ -42,8 +42,7 @@ def improve(
         best.move()
     if best.nbytes > best.least:
         best.search_windows()
-    joins = any(problem.actions[index].parts for index in graph.actions)  # the search knows nothing of parts
-    return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, 0 if joins else best.least)
+    return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, best.least)
 
 
 class _Best:
@@ -62,7 +61,8 @@ class _Best:
         self.live = np.zeros(len(order), np.int64)
         self.nbytes = int(order_kernels.live_bytes(arrays, self.count, order, self.live))
         hardest = np.argsort(-self.live, kind="stable")[: effort.hardest]
-        self.least = int(order_kernels.unavoidable(arrays, order, hardest))
+        start = arrays.base + arrays.given + arrays.unread
+        self.least = max(start, int(order_kernels.unavoidable(arrays, order, hardest)))
 
     def keep(self, order: np.ndarray) -> bool:
         """Take an order if it is better."""

@@ -1,8 +1,7 @@
 """Compiled inner loops of the search for orders; importing this module loads LLVM.
 
 The nodes that have run decide which values live, in whatever order they ran. So the state of a search is this set of
-nodes. `weigh` counts the bytes that a node needs while it runs as `memory.kernels.measure` does, but knows only the
-nodes that have run.
+nodes. `weigh` counts the bytes that a node needs while it runs as `memory.kernels.measure` does.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.planner.memory.arrays import STORED
-from foreplan.planner.memory.kernels import copy, measure
+from foreplan.planner.memory.kernels import Sharing, copy, make_sharing, measure, shared
 from foreplan.planner.order.arrays import STAYS, OrderArrays
 
 NEVER = np.int64(1) << np.int64(60)
@@ -30,8 +29,7 @@ class State(NamedTuple):
         place: of each ready node, where in `ready` it is.
         ready_count: how many are ready.
         done: whether each node has run.
-        over: of each value, whether it takes the bytes of a read of the current node.
-        taken: of each value, whether the current node gives its bytes to a write.
+        sharing: room for `shared`.
     """
 
     left: np.ndarray
@@ -41,15 +39,14 @@ class State(NamedTuple):
     place: np.ndarray
     ready_count: np.ndarray
     done: np.ndarray
-    over: np.ndarray
-    taken: np.ndarray
+    sharing: Sharing
 
 
 def make_state(t: OrderArrays) -> State:
     """Room for the state of a search."""
     nodes, values = len(t.action), len(t.problem.size)
-    lengths = [values, nodes, nodes, nodes, nodes, 1, nodes, values, values]
-    return State(*(np.zeros(length, np.int64) for length in lengths))
+    lengths = [values, nodes, nodes, nodes, nodes, 1, nodes]
+    return State._make([*(np.zeros(length, np.int64) for length in lengths), make_sharing(t.problem)])
 
 
 @jit.compiled
@@ -72,30 +69,19 @@ def begin(t, s):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def weigh(t, s, node):  # type: ignore[no-untyped-def]
-    """Bytes that a ready node needs beyond those live before it, and by how many the live bytes grow.
-
-    Whether a write takes more bytes than it needs depends on how long it lives, which is not known yet. The result for
-    such a node is the least that is possible.
-    """
+    """Bytes that a ready node needs beyond those live before it, and by how many the live bytes grow."""
     p, a = t.problem, t.action[node]
     hill, growth = p.workspace[a], np.int64(0)
-    reads, writes = p.read_at[a], p.write_at[a]
-    for k in range(writes, p.write_at[a + 1]):
+    reads = p.read_at[a]
+    for k in range(p.write_at[a], p.write_at[a + 1]):
         v = p.writes[k]
         hill += p.size[v]
         if t.readers[v] > 0:
             growth += p.size[v]
-    first, last = p.pair_at[a], p.pair_at[a + 1]
-    for k in range(first, last):
-        write, read = p.writes[writes + p.pair_write[k]], p.reads[reads + p.pair_read[k]]
-        free = t.loose[node] or not s.taken[read]
-        if p.pair_required[k] or (not s.over[write] and free and s.left[read] == 1):
-            hill -= p.size[write] * (1 - s.over[write])
-            s.over[write] = 1
-            s.taken[read] = 1
-    for k in range(first, last):
-        s.over[p.writes[writes + p.pair_write[k]]] = 0
-        s.taken[p.reads[reads + p.pair_read[k]]] = 0
+    if p.share_at[a] < p.share_at[a + 1]:
+        for k in range(reads, p.read_at[a + 1]):
+            s.sharing.free[k - reads] = s.left[p.reads[k]] == 1
+        hill -= shared(p, s.sharing, a)
     for k in range(reads, p.read_at[a + 1]):
         if s.left[p.reads[k]] == 1:
             growth -= p.size[p.reads[k]]
@@ -178,6 +164,7 @@ def unavoidable(t, order, steps):  # type: ignore[no-untyped-def]
         step_of[order[step]] = step
     highest = np.int64(0)
     needed = np.zeros(p.size.size, np.int8)
+    over = np.zeros(p.size.size + 1, np.int8)
     for at in steps:
         node = order[at]
         side = np.zeros(n, np.int8)
@@ -207,15 +194,13 @@ def unavoidable(t, order, steps):  # type: ignore[no-untyped-def]
             elif needed[v] and p.there[v] != STORED:
                 total += p.size[v]
         for k in range(p.write_at[a], p.write_at[a + 1]):
-            v = p.writes[k]
-            fresh = True
-            for j in range(p.pair_at[a], p.pair_at[a + 1]):
-                old = p.reads[p.read_at[a] + p.pair_read[j]]
-                if p.write_at[a] + p.pair_write[j] != k:
-                    continue
-                if p.pair_required[j] or (t.readers[old] < STAYS and needed[old] != 2):
-                    fresh = False
-            if fresh:
-                total += p.size[v]
+            total += p.size[p.writes[k]]
+            over[k - p.write_at[a]] = 0
+        for k in range(p.share_at[a], p.share_at[a + 1]):
+            write, old = p.share_write[k], p.reads[p.read_at[a] + p.share_read[k]]
+            if t.readers[old] < STAYS and needed[old] != 2 and (write < 0 or not over[write]):
+                total -= p.share_bytes[k]
+                if write >= 0:
+                    over[write] = 1
         highest = max(highest, total)
     return highest

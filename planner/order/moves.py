@@ -19,7 +19,7 @@ def replay(t, s, order, low, high, level, limit, places):  # type: ignore[no-unt
             highest = NEVER
             break
         hill, growth = weigh(t, s, node)
-        needs = level + hill + (t.unread if step == 0 else 0)
+        needs = level + hill
         if needs > limit:
             highest = NEVER
             break

@@ -88,7 +88,7 @@ def due(t, s, node):  # type: ignore[no-untyped-def]
 
 
 @jit.compiled
-def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # type: ignore[no-untyped-def]
+def choose(t, s, level, ceiling, local, rank, exact, choices, top):  # type: ignore[no-untyped-def]
     """Put the nodes that may run next on the stack of choices, the best last.
 
     Returns:
@@ -103,15 +103,15 @@ def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # ty
             continue
         hill, growth = weigh(t, s, node)
         work += 1
-        if level + hill + extra > ceiling:
-            least = min(least, level + hill + extra)
+        if level + hill > ceiling:
+            least = min(least, level + hill)
             continue
         if not exact:
             if growth <= 0:
                 if rank[node] < best_rank:
                     best, best_rank = node, rank[node]
                 continue
-            if not extra and not due(t, s, node):
+            if not due(t, s, node):
                 continue
         if best >= 0:
             continue
@@ -141,6 +141,8 @@ def search(t, s, c, visited, order, low, high, rank, ceiling, exact, most_work):
     visited.table[:] = 0
     visited.used[0] = 0
     level = begin(t, s)
+    if level + t.unread > ceiling:
+        return NONE, level + t.unread, np.int64(0)
     for step in range(low):
         _, growth = weigh(t, s, order[step])
         level += growth
@@ -174,8 +176,7 @@ def search(t, s, c, visited, order, low, high, rank, ceiling, exact, most_work):
             elif top + s.ready_count[0] >= _CHOICES or work > most_work:
                 return UNKNOWN, ceiling, work
             else:
-                extra = t.unread if low + depth == 0 else 0
-                count, alone, over, more = choose(t, s, levels[depth], ceiling, local, rank, exact, extra, choices, top)
+                count, alone, over, more = choose(t, s, levels[depth], ceiling, local, rank, exact, choices, top)
                 least = min(least, over)
                 work += more
                 if not alone and not exact and not visit(visited, bits, key):

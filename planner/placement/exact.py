@@ -11,7 +11,7 @@ same placement anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,9 @@ from foreplan.planner.placement.sections import Sections
 _RULES = (LOWEST, FEWEST, NARROWEST, TIGHTEST)
 _MOST_FAILURES = 1 << 40
 _DEAD = 1 << 18  # no-goods kept
+
+
+Run = tuple[int, np.ndarray, int, int]  # rule, rank, noise and failures, as the arguments of `search`
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ def fit(
         guide: offsets, int64, of a placement that is too high; the search prefers placements that are much like it.
         seed: of the random numbers.
     """
+    runs = _runs(sections, effort) if guide is None else _guided_runs(guide, effort)
+    return _try(sections, capacity, work, runs, seed)
+
+
+def dive(sections: Sections, capacity: int, work: int, effort: PlacementEffort) -> Verdict:
+    """As `fit`, by runs that decide on the tightest section, for many buffers: few decisions are taken back."""
+    return _try(sections, capacity, work, _dives(sections, effort), 0)
+
+
+def _try(sections: Sections, capacity: int, work: int, runs: Iterable[Run], seed: int) -> Verdict:
+    """Runs in turn, until one finds a placement, or proves that there is none, or the work is done."""
     state, path = empty_state(sections), empty_path(sections)
     if (state.least + sections.need > capacity).any():
         return Verdict(None, True, 0)
@@ -62,7 +76,7 @@ def fit(
     grain = int(sections.alignment.min())
     roof = -(-capacity // grain) * grain
     any_fixed = bool((sections.fixed >= 0).any())
-    for rule, rank, noise, failures in _runs(sections, effort) if guide is None else _guided_runs(guide, effort):
+    for rule, rank, noise, failures in runs:
         if state.scalars[WORK] >= work:
             break
         seed += 1
@@ -74,9 +88,6 @@ def fit(
         if outcome == NONE:
             return Verdict(None, True, int(state.scalars[WORK]))
     return Verdict(None, False, int(state.scalars[WORK]))
-
-
-Run = tuple[int, np.ndarray, int, int]  # rule, rank, noise and failures, as the arguments of `search`
 
 
 def _runs(sections: Sections, effort: PlacementEffort) -> Iterator[Run]:
@@ -95,6 +106,24 @@ def _guided_runs(guide: np.ndarray, effort: PlacementEffort) -> Iterator[Run]:
         for noise in effort.guided_noise:
             for failures in effort.guided_failures:
                 yield from ((rule, rank, noise, failures) for rule in _RULES)
+
+
+def _dives(sections: Sections, effort: PlacementEffort) -> Iterator[Run]:
+    """Runs for many buffers, without end.
+
+    They take buffers that live long first, by their whole lives or by their lives on both sides of the highest live
+    set. What lives there is piled up before all else, and the rest finds its way around. A wrong choice early on is not
+    taken back soon, so later runs make some other choices (Harvey and Ginsberg, "Limited discrepancy search", IJCAI
+    1995).
+    """
+    peak = int(sections.totals().argmax())
+    life = sections.upper - sections.lower
+    both = np.minimum(sections.upper - peak, peak - sections.lower)
+    by_life, by_both = (np.argsort(np.lexsort((np.arange(len(life)), *keys))) for keys in ((-life,), (-life, -both)))
+    yield TIGHTEST, by_life, 0, effort.dive_failures
+    yield TIGHTEST, by_both, 0, effort.dive_failures
+    while True:
+        yield TIGHTEST, by_both, effort.dive_noise, effort.dive_failures
 
 
 def _ranks(sections: Sections) -> tuple[np.ndarray, ...]:

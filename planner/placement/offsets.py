@@ -17,6 +17,7 @@ import numpy as np
 
 from foreplan.errors import UsageError
 from foreplan.planner.effort import USUAL, PlacementEffort
+from foreplan.planner.placement.orders import by_area, by_lifetime, by_size, pairs
 from foreplan.planner.placement.problem import Integers, PlacementProblem, checked
 
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
@@ -88,8 +89,10 @@ def _place(
     if not problem.size.any():
         return replace(nothing, height=0)
     best = _by_heuristics(problem, nothing, goal, ceiling, effort)
-    if best.height <= goal or len(problem.size) > effort.skyline:
+    if best.height <= goal:
         return best
+    if len(problem.size) > effort.skyline:
+        return _mended(problem, best, max(goal, ceiling), work, effort) if work else best
     if (problem.fixed >= 0).any():
         return _search(problem, best, capacity, work, effort)
     return _by_core(problem, best, capacity, max(goal, ceiling), work, effort, by_parts)
@@ -120,22 +123,26 @@ def _by_core(
 ) -> Placement:
     """Search longer for the core, then place the others: they find a place within its height, or within the goal."""
     from foreplan.planner.placement.core import outside_core
+    from foreplan.planner.placement.dives import dives
 
     others = outside_core(problem.lower, problem.upper, problem.size, problem.alignment, goal)
     if not len(others):  # all buffers hinder one another, and ejection seldom succeeds
         return _at_length(problem, best, capacity, goal, work, effort, (), by_parts=False)
     core = np.delete(np.arange(len(problem.size)), others)
-    inner = _some(problem, core)
+    inner = problem.some(core)
     if not len(core):
         nothing = Placement(best.offsets[core], 0, best.lower_bound, "each where there is room")
-        return min(best, _around(problem, core, nothing, others), key=lambda one: one.height)
+        return min(best, _around(problem, core, nothing, others), key=_height)
+    piled = dives(inner, goal, effort) if work and by_parts and best.height > goal else None
+    if piled is not None:
+        return _around(problem, core, Placement(piled, goal, best.lower_bound, "dives"), others)
     offsets = best.offsets[core]
     height = int((offsets + inner.size).max(initial=0))
     start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal, effort)
     shares = effort.ejections if by_parts else effort.ejections_of_parts
     placed = _at_length(inner, start, capacity, goal, work, effort, shares, by_parts=by_parts)
     found = _around(problem, core, placed, others)
-    return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
+    return min(found, replace(best, lower_bound=found.lower_bound), key=_height)
 
 
 def _at_length(
@@ -158,9 +165,21 @@ def _at_length(
         best = _shaken(problem, best, goal, effort)
     if best.height > goal and capacity is None and work:
         best = _by_ejection(problem, best, goal, effort, shares)
-        if best.height > goal and by_parts:
-            best = _largest_first(problem, best, goal, effort)
-    return _search(problem, best, capacity, work, effort) if best.height > goal else best
+    if best.height > goal and capacity is None and work and by_parts:
+        best = _largest_first(problem, best, goal, effort)
+    if best.height <= goal or not work:
+        return best
+    if len(problem.size) > effort.searched:
+        return _mended(problem, best, goal, work, effort)
+    found = _search(problem, best, capacity, work, effort)
+    if capacity is not None or found.height <= max(goal, found.lower_bound):
+        return found
+    lowered = _mended(problem, best, goal, work // 4, effort)
+    return min(found, replace(lowered, lower_bound=found.lower_bound), key=_height)
+
+
+def _height(placement: Placement) -> int:
+    return placement.height
 
 
 def _around(problem: PlacementProblem, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
@@ -170,11 +189,6 @@ def _around(problem: PlacementProblem, some: np.ndarray, placed: Placement, othe
     offsets = np.zeros(len(fixed), np.int64)
     height, _ = _greedy(replace(problem, fixed=fixed), np.concatenate([some, others]), False, NO_LIMIT, offsets)
     return Placement(offsets, int(height), placed.lower_bound, placed.heuristic)
-
-
-def _some(problem: PlacementProblem, which: np.ndarray) -> PlacementProblem:
-    columns = (problem.lower, problem.upper, problem.size, problem.alignment, problem.fixed)
-    return PlacementProblem(*(column[which] for column in columns))
 
 
 def _search(
@@ -187,7 +201,7 @@ def _search(
     if not work or len(problem.size) > effort.searched or (capacity is not None and capacity < best.lower_bound):
         return best
     given = np.flatnonzero(problem.size)
-    some = _some(problem, given)
+    some = problem.some(given)
     sections = sections_of(some.lower, some.upper, some.size, some.alignment, some.fixed)
     goal = best.lower_bound if capacity is None else capacity
     straight = capacity is not None
@@ -211,7 +225,7 @@ def _by_ejection(
     size = -(-problem.size // grain) * grain
     neighbours = together(problem.lower, problem.upper)
     most = effort.ejection + effort.ejection_pair * len(neighbours[1])
-    ranks = [np.argsort(order) for order in (_by_size(problem), _by_area(problem), _by_lifetime(problem))]
+    ranks = [np.argsort(order) for order in (by_size(problem), by_area(problem), by_lifetime(problem))]
     failed, capacity, run = goal - grain, goal, 0
     for share in shares:
         done = 0
@@ -235,14 +249,43 @@ def _by_ejection(
     return best
 
 
+def _mended(problem: PlacementProblem, best: Placement, goal: int, work: int, effort: PlacementEffort) -> Placement:
+    """The placement lowered by chains of ejection, at least for the work that the effort names.
+
+    For many buffers, the mending begins with a placement from the busiest stretches of time outward, if that is lower.
+    """
+    from foreplan.planner.placement.mending import mended
+    from foreplan.planner.placement.stretches import outward
+
+    def push(some: PlacementProblem, order: np.ndarray, offsets: np.ndarray) -> int:
+        return _greedy(some, order, False, NO_LIMIT, offsets)[1]
+
+    def first(some: PlacementProblem) -> np.ndarray:
+        nothing = Placement(np.zeros_like(some.size), NO_LIMIT, best.lower_bound, "nothing placed")
+        return _by_heuristics(some, nothing, goal, goal, effort).offsets
+
+    given = np.flatnonzero(problem.size)
+    if (problem.fixed >= 0).any():
+        return best
+    some, start = problem.some(given), best.offsets[given]
+    least = effort.mending if len(given) <= effort.skyline else effort.mending_large
+    outwards = outward(some, best.height, goal, effort, first, push) if len(given) > effort.searched else None
+    if outwards is not None:
+        start, least = outwards, effort.mending
+    offsets = best.offsets.copy()
+    offsets[given] = mended(some, start, goal, pairs(some), max(work, least), effort, push)
+    height = int((offsets + problem.size).max())
+    return Placement(offsets, height, best.lower_bound, "chains of ejection") if height < best.height else best
+
+
 def _largest_first(problem: PlacementProblem, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """Place the largest buffers alone, as many as can be searched; then the others fill the gaps."""
-    order = _by_size(problem)
+    order = by_size(problem)
     for count in effort.largest if len(order) > effort.searched else effort.fewer:
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        placed = _place(_some(problem, some), None, effort.parts_work, effort, by_parts=False)
+        placed = _place(problem.some(some), None, effort.parts_work, effort, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
@@ -261,12 +304,10 @@ def _lower_bound(problem: PlacementProblem) -> tuple[int, int]:
         return 0, 1
     grain = int(problem.alignment[some].min())
     rounded = -(-problem.size // grain) * grain
-    times, where = np.unique(np.concatenate([problem.lower, problem.upper]), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, where, np.concatenate([rounded, -rounded]))
+    _, live, *_ = replace(problem, size=rounded).live()
     slack = int((rounded - problem.size)[some].max())
     fixed_top = int((np.maximum(problem.fixed, 0) + problem.size)[some & (problem.fixed >= 0)].max(initial=0))
-    return max(int(np.max(np.cumsum(change))) - slack, int(np.max(problem.size)), fixed_top), grain
+    return max(int(live.max()) - slack, int(np.max(problem.size)), fixed_top), grain
 
 
 def _kernels() -> Any:
@@ -282,43 +323,16 @@ def _attempts(problem: PlacementProblem, ceiling: int, effort: PlacementEffort) 
     if not (problem.fixed >= 0).any():
         yield from _online(problem, ceiling)
     if n > effort.quadratic:
-        if (problem.fixed >= 0).any() or _pairs(problem) <= effort.pairs:
-            yield "greedy by size, first fit", partial(_greedy, problem, _by_size(problem), False)
+        if (problem.fixed >= 0).any() or pairs(problem) <= effort.pairs:
+            yield "greedy by size, first fit", partial(_greedy, problem, by_size(problem), False)
         return
-    orders = {"size": _by_size(problem), "area": _by_area(problem), "lifetime": _by_lifetime(problem)}
+    orders = {"size": by_size(problem), "area": by_area(problem), "lifetime": by_lifetime(problem)}
     for best_fit in (False, True):
         for name, order in orders.items():
             fit = "best" if best_fit else "first"
             yield f"greedy by {name}, {fit} fit", partial(_greedy, problem, order, best_fit)
     if n <= effort.skyline and not (problem.fixed >= 0).any():
         yield from _skyline(problem, orders)
-
-
-def _pairs(problem: PlacementProblem) -> int:
-    """How many pairs of buffers live at the same time."""
-    born = np.searchsorted(np.sort(problem.lower), problem.upper)  # born before a buffer dies, the buffer included
-    dead = np.searchsorted(np.sort(problem.upper), problem.lower, side="right")
-    return int((born - dead - 1).sum()) // 2
-
-
-def _by_size(problem: PlacementProblem) -> np.ndarray:
-    """Largest first: greedy by size of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
-    arXiv 2001.03288."""
-    n = np.arange(len(problem.size))
-    return np.lexsort((n, problem.lower, problem.lower - problem.upper, -problem.size))
-
-
-def _by_area(problem: PlacementProblem) -> np.ndarray:
-    """Largest size times lifetime first."""
-    n = np.arange(len(problem.size))
-    area = problem.size.astype(np.float64) * (problem.upper - problem.lower)
-    return np.lexsort((n, problem.lower, -area))
-
-
-def _by_lifetime(problem: PlacementProblem) -> np.ndarray:
-    """Longest-lived first, which suits nested lives."""
-    n = np.arange(len(problem.size))
-    return np.lexsort((n, problem.lower, -problem.size, problem.lower - problem.upper))
 
 
 def _greedy(
@@ -362,7 +376,7 @@ def _shaken(problem: PlacementProblem, best: Placement, goal: int, effort: Place
     the first orders; the other half go on from the last order that was no higher.
     """
     kernels = _kernels()
-    first = (_by_area(problem), _by_lifetime(problem))
+    first = (by_area(problem), by_lifetime(problem))
     orders = [*first, *(order.copy() for order in first)]
     heights = [NO_LIMIT] * len(orders)
     lower, upper, births = _ranked(problem)

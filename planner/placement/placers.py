@@ -15,7 +15,7 @@ NOWHERE = np.int64(1) << np.int64(62)
 
 
 @jit.compiled
-def _columns(lower, upper):  # type: ignore[no-untyped-def]
+def columns_of(lower, upper):  # type: ignore[no-untyped-def]
     """Columns of equal width in time, as many as possible with a few entries a buffer: (columns, first, width)."""
     n = lower.size
     first, last = lower.min(), upper.max()
@@ -45,7 +45,7 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
         Height, or -1; and the pairs of buffers looked at, the measure of work.
     """
     n = order.size
-    columns, origin, width = _columns(lower, upper)
+    columns, origin, width = columns_of(lower, upper)
     latest = np.full(columns, -1, np.int64)  # the latest entry of each column; `before` leads to the others
     item = np.empty(8 * n + 8, np.int64)
     before = np.empty(8 * n + 8, np.int64)

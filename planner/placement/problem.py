@@ -24,6 +24,21 @@ class PlacementProblem:
     alignment: np.ndarray
     fixed: np.ndarray
 
+    def some(self, which: np.ndarray) -> PlacementProblem:
+        """The problem of these buffers alone."""
+        columns = (self.lower, self.upper, self.size, self.alignment, self.fixed)
+        return PlacementProblem(*(column[which] for column in columns))
+
+    def live(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Each time at which a life begins or ends, the bytes that live from then on, and where lives begin and end in
+        these.
+        """
+        times, where = np.unique(np.concatenate([self.lower, self.upper]), return_inverse=True)
+        change = np.zeros(len(times), np.int64)
+        np.add.at(change, where, np.concatenate([self.size, -self.size]))
+        lower, upper = np.split(where, 2)
+        return times, np.cumsum(change), lower, upper
+
 
 def checked(
     lower: Integers, upper: Integers, size: Integers, alignment: Integers | int, fixed: Integers | None

@@ -6,14 +6,17 @@ last, so one more run of an action cuts the lives of what it writes in two, and 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from foreplan import jit
 from foreplan.planner.memory.kernels import copy
+from foreplan.planner.recompute.arrays import Gaps
 from foreplan.planner.recompute.kernels import measure_above
 from foreplan.planner.recompute.search import below, draw, record
+from foreplan.planner.rows import flat, slices
 
 NOTHING = -1  # what follows the last run of a sequence
 _SOON = 12  # steps that a run mostly moves at most
@@ -29,12 +32,17 @@ class Sequences(NamedTuple):
 
     Attributes:
         free: of each action, whether it may run any number of times, or not at all.
+        other_at, others: of each free action, the other free ones that write a value that it writes.
+        outputs: those that may be made again, if they are not small.
         now, level: the present sequence, and the live bytes of its steps.
         trial, spare: the one that is tried, and room to make it.
         needed: of each value, whether something reads it from a step on.
     """
 
     free: np.ndarray
+    other_at: np.ndarray
+    others: np.ndarray
+    outputs: np.ndarray
     now: np.ndarray
     level: np.ndarray
     trial: np.ndarray
@@ -42,10 +50,24 @@ class Sequences(NamedTuple):
     needed: np.ndarray
 
 
-def make_sequences(free: np.ndarray, values: int, room: int) -> Sequences:
+def make_sequences(t: Gaps, free: np.ndarray, room: int) -> Sequences:
     """Room for sequences of the given number of runs."""
+    p = t.problem
+    writes = [set(p.writes[low:high].tolist()) for low, high in pairwise(p.write_at.tolist())]
+    makers: dict[int, list[int]] = {}
+    for a in np.flatnonzero(free).tolist():
+        for v in writes[a]:
+            if t.maker[v] >= 0:  # else nothing but copies may write it once more
+                makers.setdefault(v, []).append(a)
+    others = [
+        sorted({b for v in own for b in makers.get(v, ())} - {a}) if free[a] else [] for a, own in enumerate(writes)
+    ]
+    large = (p.size > 0) & (2 * p.size * np.count_nonzero(p.size) >= p.size.sum())  # at least half the average
+    outputs = np.flatnonzero((p.output != 0) & (t.maker >= 0) & large)
     now, level, trial, spare = (np.zeros(room, np.int64) for _ in range(4))
-    return Sequences(free, now, level, trial, spare, np.zeros(values, np.int64))
+    return Sequences(
+        free, slices(others), flat(others), outputs, now, level, trial, spare, np.zeros(len(p.size), np.int64)
+    )
 
 
 @jit.compiled
@@ -206,19 +228,23 @@ def move(t, q, n, at, seed):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def split(t, s, q, n, at, seed):  # type: ignore[no-untyped-def]
-    """One more run of what makes a value that lives at a place, at random, before its next reader.
+    """One more run of what makes a value that lives at a place, at random, before its next reader, or of an output at
+    the end.
 
     Returns:
         The length of the trial, and the next seed.
     """
     for _ in range(_DRAWS):
         seed = draw(seed)
-        reader = at + 1 + below(seed, n - at - 1)
-        a = q.trial[reader]
-        reads = t.problem.read_at[a + 1] - t.problem.read_at[a]
-        if reads == 0:
-            continue
-        v = t.problem.reads[t.problem.read_at[a] + below(seed >> np.uint64(9), reads)]
+        reader = at + 1 + below(seed, n - at if q.outputs.size else n - at - 1)
+        if reader == n:
+            v = q.outputs[below(seed >> np.uint64(9), q.outputs.size)]
+        else:
+            a = q.trial[reader]
+            reads = t.problem.read_at[a + 1] - t.problem.read_at[a]
+            if reads == 0:
+                continue
+            v = t.problem.reads[t.problem.read_at[a] + below(seed >> np.uint64(9), reads)]
         if t.maker[v] < 0:
             continue
         written = False
@@ -241,7 +267,7 @@ def split(t, s, q, n, at, seed):  # type: ignore[no-untyped-def]
 @jit.compiled
 def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
     """Change the trial, at random: one run more, of what lives where more bytes live than the target; one run less;
-    or some runs sooner or later.
+    another action that writes the same; or some runs sooner or later.
 
     Returns:
         Whether it changed, its length, and the next seed.
@@ -255,7 +281,7 @@ def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
             if q.level[at] > target:
                 break
             at = (at + 1) % n
-        if at + 1 >= n:
+        if at + 1 == n and q.outputs.size == 0:
             return False, n, seed
         size, seed = split(t, s, q, n, at, seed)
         return size > n, size, seed
@@ -271,6 +297,11 @@ def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
                     return True, n - 1, seed
             at = (at + 1) % n
         return False, n, seed
+    a = q.trial[at]
+    if kind == 5 and q.other_at[a] < q.other_at[a + 1]:
+        seed = draw(seed)
+        q.trial[at] = q.others[q.other_at[a] + below(seed, q.other_at[a + 1] - q.other_at[a])]
+        return True, n, seed
     moved, seed = move(t, q, n, at, seed)
     return moved, n, seed
 
@@ -320,7 +351,7 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
         if not changed:
             continue
         size = tidy(t, s, q, size)
-        if size < 0:
+        if size < 1:
             continue
         new_peak, new_excess, new_cost = weigh(t, s, q, size, target)
         q.trial[size:] = NOTHING

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan.planner.memory.arrays import Arrays, problem_arrays
-from foreplan.planner.problem import Problem, Role
+from foreplan.planner.problem import Action, Problem, Role
 from foreplan.planner.rows import array, flat, slices
 
 # States of a gap. A value dropped may be recomputed early, because another is recomputed from it: then it stays until
@@ -34,7 +34,8 @@ class Gaps(NamedTuple):
         cost: what another run of an action costs.
         deadline: the last position at which an action may run again.
         background: bytes that live at each position beside the values.
-        maker: the cheapest action that may run again to write it, or -1.
+        maker: of each value, the cheapest action that may run again to write it, or -1. Outputs have no gaps: they are
+            made again by sequences of runs only.
         made: position in the order of the action that writes each value first.
         save, fetch: the actions that copy each value off the device and back, or -1.
         skippable: whether an action may be left out where all that it writes is dropped at once.
@@ -80,8 +81,12 @@ def make_gaps(
         for a in actions
     ]
     maker, skippable = _makers(problem, order, cost, again)
-    save, fetch = (array(problem.round_trips.get(v, (-1, -1))[i] for v in range(len(values))) for i in range(2))
-    big = [max(m, out) >= 0 and s >= max(smallest, 1) for m, out, s in zip(maker, save, p.size)]
+    trips = {v: pair for v, pair in problem.round_trips.items() if not values[v].kept}
+    save, fetch = (array(trips.get(v, (-1, -1))[i] for v in range(len(values))) for i in range(2))
+    big = [
+        max(m, out) >= 0 and s >= max(smallest, 1) and value.role is Role.TRANSIENT
+        for m, out, s, value in zip(maker, save, p.size, values)
+    ]
     read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, p.read_at, p.write_at)
     return Gaps(
         p,
@@ -110,6 +115,16 @@ def _homes(problem: Problem, writes: Iterable[int]) -> set[int]:
     return {problem.values[v].home for v in writes if problem.values[v].home >= 0}
 
 
+def may_run_again(problem: Problem, action: Action) -> bool:
+    """Whether an action leaves all else as it is when it runs once more, makes nothing that is kept, and neither makes
+    nor needs what the problem has again as another value.
+    """
+    makes = [problem.values[v] for v in action.writes]
+    takes = any(pair.required for pair in action.overwrites)
+    bound = any(value.home >= 0 or value.kept for value in makes)
+    return not (action.effect or takes or bound) and problem.originals.isdisjoint((*action.reads, *action.writes))
+
+
 def plain_state(gaps: Gaps) -> np.ndarray:
     """The state that recomputes nothing, int64[gaps]: everything is kept until its last use. A value that cannot be
     recomputed stays longer, for others that may be recomputed from it.
@@ -120,17 +135,14 @@ def plain_state(gaps: Gaps) -> np.ndarray:
 
 def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int], again: bool) -> tuple[list[int], list[bool]]:
     """For each value the cheapest action that may run more than once, and whether each action may be left out."""
-    may = [
-        again and not a.effect and not any(pair.required for pair in a.overwrites) and not _homes(problem, a.writes)
-        for a in problem.actions
-    ]
+    may = [again and may_run_again(problem, action) for action in problem.actions]
     maker = [-1] * len(problem.values)
     written: set[int] = set()
     for index in order:
         written.update(problem.actions[index].writes)
     reachable = written | {v for v, value in enumerate(problem.values) if value.role in (Role.INPUT, Role.STORED)}
     for v in sorted(written):
-        if problem.values[v].role is not Role.TRANSIENT:
+        if problem.values[v].role not in (Role.TRANSIENT, Role.OUTPUT) or problem.values[v].home >= 0:
             continue
         usable = [i for i in problem.producers[v] if may[i] and reachable.issuperset(problem.actions[i].reads)]
         maker[v] = min(usable, key=lambda i: (cost[i], i), default=-1)

@@ -13,10 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreplan.planner.candidates import Lean
-from foreplan.planner.memory.alias_sets import merge
-from foreplan.planner.memory.bounds import granularities, reserved_bytes
-from foreplan.planner.memory.concatenations import join
-from foreplan.planner.memory.liveness import live_ranges
+from foreplan.planner.memory.bounds import granularities, live_bytes
 from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.recompute.front import Base, Curve
 from foreplan.planner.recompute.schedules import Point, frontier
@@ -121,9 +118,7 @@ class _Steps:
     @classmethod
     def of(cls, lean: Lean, found: Sequence[tuple[Option, ...]], point: Point) -> _Steps:
         """Of one point of a lean curve."""
-        ranges = live_ranges(lean.problem, point.order)
-        alias_sets = join(lean.problem, point.order, ranges, merge(lean.problem, point.order, ranges))
-        live = reserved_bytes(lean.problem, point.order, ranges, alias_sets)
+        live = live_bytes(lean.problem, point.order)
         options = tuple(found[index] for index in point.order)
         slowest = point.cost + sum(own[0].cost for own in options)
         more = [

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreplan.planner.memory.arrays import Arrays, stay
+from foreplan.planner.memory.arrays import Arrays, is_contested, stay
 from foreplan.planner.recompute.arrays import Gaps
 from foreplan.planner.rows import array, flat, slices
 
 _Rows = list[list[int]]
+_Shares = list[tuple[int, int, int]]
 
 
 def compact(gaps: Gaps, smallest: int) -> Gaps:
@@ -38,8 +39,7 @@ def compact(gaps: Gaps, smallest: int) -> Gaps:
         """What `slots` has for the reads or writes that stay."""
         return flat([slots[at[a] + k] for k, v in enumerate(rows[a]) if v in number] for a in actions)
 
-    pairs = [_pairs(gaps, a, reads[a], writes[a], number) for a in actions]
-    parts = [_parts(gaps, a, reads[a], writes[a], number) for a in actions]
+    shares = [_shares(gaps, a, reads[a], writes[a], number) for a in actions]
     new_reads, new_writes = renumbered(reads), renumbered(writes)
     destroys = renumbered(_rows(gaps.destroy_at, gaps.destroys))
     new_action = {a: i for i, a in enumerate(actions)}
@@ -48,27 +48,20 @@ def compact(gaps: Gaps, smallest: int) -> Gaps:
         array(new_action.get(m, -1) for m in each[values].tolist()) for each in (gaps.maker, gaps.save, gaps.fetch)
     )
     all_kept = [all(v in number for v in writes[a]) for a in actions]
-    pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
-    part_write, part_read, part_offset = (array(part[i] for row in parts for part in row) for i in range(3))
+    share_write, share_read, share_bytes = (array(share[i] for row in shares for share in row) for i in range(3))
     gap_value = array(number[v] for v in gaps.gap_value.tolist())
     p = Arrays(
         slices(new_reads),
         flat(new_reads),
         slices(new_writes),
         flat(new_writes),
-        slices(pairs),
-        pair_write,
-        pair_read,
-        pair_required,
-        slices(parts),
-        part_write,
-        part_read,
-        part_offset,
+        slices(shares),
+        share_write,
+        share_read,
+        share_bytes,
+        array(map(is_contested, shares)),
         gaps.problem.workspace[actions],
         gaps.problem.size[values],
-        gaps.problem.nbytes[values],
-        gaps.problem.rounded[values],
-        gaps.problem.alignment[values],
         gaps.problem.there[values],
         gaps.problem.output[values],
     )
@@ -106,29 +99,16 @@ def _rows(at: np.ndarray, items: np.ndarray) -> _Rows:
     return [listed[low:high] for low, high in pairwise(bounds)]
 
 
-def _pairs(gaps: Gaps, a: int, reads: list[int], writes: list[int], number: dict[int, int]) -> list[list[int]]:
-    """Overwrites between values that stay: (write, read, required), by the slots that they have then."""
-    p = gaps.problem
-    return _slots((p.pair_write, p.pair_read, p.pair_required), p.pair_at[a : a + 2], reads, writes, number)
-
-
-def _parts(gaps: Gaps, a: int, reads: list[int], writes: list[int], number: dict[int, int]) -> list[list[int]]:
-    """Parts that stay of wholes that stay: (write, read, offset), likewise."""
-    p = gaps.problem
-    return _slots((p.part_write, p.part_read, p.part_offset), p.part_at[a : a + 2], reads, writes, number)
-
-
-def _slots(
-    columns: Sequence[np.ndarray], at: np.ndarray, reads: list[int], writes: list[int], number: dict[int, int]
-) -> list[list[int]]:
-    """Rows of (write, read, something) of an action, where both stay."""
+def _shares(gaps: Gaps, a: int, reads: list[int], writes: list[int], number: dict[int, int]) -> _Shares:
+    """What an action's writes share with its reads, where both stay, by the slots that they have then."""
+    p, at = gaps.problem, slice(*gaps.problem.share_at[a : a + 2])
     new_read = np.cumsum([0, *(v in number for v in reads)]).tolist()
     new_write = np.cumsum([0, *(v in number for v in writes)]).tolist()
-    rows = zip(*(column[at[0] : at[1]].tolist() for column in columns))
+    rows = zip(p.share_write[at].tolist(), p.share_read[at].tolist(), p.share_bytes[at].tolist())
     return [
-        [new_write[write], new_read[read], more]
-        for write, read, more in rows
-        if writes[write] in number and reads[read] in number
+        (new_write[write] if write >= 0 else -1 - new_read[read], new_read[read], nbytes)
+        for write, read, nbytes in rows
+        if reads[read] in number and (write < 0 or writes[write] in number)
     ]
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner.effort import USUAL, Effort
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import updates_first, updates_last
 from foreplan.planner.placement.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule, settle
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
+from foreplan.planner.recompute.arrays import NEVER
 from foreplan.planner.recompute.runs import annealed
 from foreplan.planner.recompute.schedules import Point, frontier, recompute, reordered
 from foreplan.planner.verify.verifier import verify
@@ -67,6 +69,11 @@ class Curve:
     def __len__(self) -> int:
         return 1 + len(self.points)
 
+    @cached_property
+    def order_bound(self) -> int:
+        """Bytes below which no schedule goes."""
+        return order_bound(self.problem)
+
     def plan(self, index: int) -> Plan:
         """The verified plan of a point, of which the first, number 0, recomputes nothing."""
         return _finish(self, *self._laid_out(index))
@@ -117,7 +124,7 @@ class Curve:
         return [*range(1, cheaper + 1), 0, *range(cheaper + 1, len(self))]
 
     def _bound(self, index: int) -> int:
-        return self.points[index - 1].bound if index else self.base.arena
+        return self.points[index - 1].bound if index else self.base.schedule.bound
 
     def _laid_out(self, index: int) -> tuple[Schedule, Layout]:
         if index == 0:
@@ -147,7 +154,7 @@ def whole_curve(
     Where there are several orders to start from, and many actions, a short search tells which deserves the long one.
     """
     whole, own = sum(cost[index] for index in base.schedule.order), effort.recompute
-    caps = [whole // share for share in own.shares]
+    caps = [whole // share if share else int(NEVER) for share in own.shares]
     bound, orders = base.schedule.bound, _orders(problem, base)
     found: list[Point] = []
     if not thorough or len(base.schedule.order) > own.all_orders:
@@ -188,9 +195,9 @@ def _finish(curve: Curve, chosen: Schedule, layout: Layout) -> Plan:
     problem, base, stages = curve.problem, curve.base, curve.base.stages
     if chosen.order != base.schedule.order:
         stages += (("recompute", arena_bytes(problem, layout.heights)),)
-    settled, layout = settle(problem, chosen, layout, curve.effort.placement)
-    if settled is not chosen:
-        chosen, stages = settled, (*stages, ("loosened", arena_bytes(problem, layout.heights)))
-    found = assemble(problem, chosen, layout, order_bound(problem), stages)
+    layout, loosened = settle(problem, chosen, layout, curve.effort.placement)
+    if loosened:
+        stages = (*stages, ("loosened", arena_bytes(problem, layout.heights)))
+    found = assemble(problem, chosen, layout, curve.order_bound, stages)
     verify(found, problem)
     return found

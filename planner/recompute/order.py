@@ -47,7 +47,7 @@ def unroll(problem: Problem, order: Sequence[int]) -> Problem:
         value = problem.values[v]
         role = Role.TRANSIENT if value.role is Role.OUTPUT and last[v] != instance else value.role
         home = last[value.home] if value.home >= 0 else -1
-        values.append(replace(value, name=f"{value.name}#{instance}", role=role, home=home))
+        values.append(replace(value, name=f"{value.name}#{instance}", role=role, home=home, copy_of=-1))
     actions = [
         replace(problem.actions[index], name=f"{problem.actions[index].name}#{step}", reads=tuple(r), writes=tuple(w))
         for step, (index, r, w) in enumerate(zip(order, ranges.reads, ranges.writes))

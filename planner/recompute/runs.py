@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreplan.planner.effort import SequenceEffort
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import ALIGNMENT, Problem
-from foreplan.planner.recompute.arrays import NEVER, Gaps, make_gaps
+from foreplan.planner.recompute.arrays import NEVER, Gaps, make_gaps, may_run_again
 from foreplan.planner.recompute.schedules import Point, frontier
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def annealed(
     gaps = make_gaps(problem, orders[0], cost, 1, again=again)
     room = effort.room * len(orders[0]) + 64
     floor = order_bound(problem)
-    step = max((bound - floor) // effort.slots, ALIGNMENT)
+    step = max(-(-(bound - floor) // effort.slots), 1)  # values may be aligned to less than ALIGNMENT
     archive = search.make_archive(range(bound, floor - step, -step), caps, room)
     workers = [_Worker(gaps, problem, room, effort) for _ in range(effort.workers)]
     for sequence in [*orders, *(point.order for point in points)]:
@@ -100,7 +100,7 @@ class _Worker:
         self.gaps, self.effort = gaps, effort
         self.base = int(gaps.cost[gaps.order].sum())
         self.scratch: Scratch = remat_kernels.make_scratch(gaps)
-        self.sequences: Sequences = remat_anneal.make_sequences(free_actions(problem), len(problem.values), room)
+        self.sequences: Sequences = remat_anneal.make_sequences(gaps, free_actions(problem), room)
 
     def note(self, archive: Archive, sequence: Sequence[int]) -> None:
         """Put a sequence into the archive."""
@@ -132,7 +132,8 @@ class _Worker:
         length = int(np.count_nonzero(start >= 0))
         self.sequences.now[:length] = start[:length]
         hot = max(self.effort.hot * self.base, 1.0)
-        price = self.effort.price * hot / max(float(self.gaps.problem.size[self.gaps.problem.size > 0].mean()), 1.0)
+        sizes = self.gaps.problem.size[self.gaps.problem.size > 0]
+        price = self.effort.price * hot / (float(sizes.mean()) if len(sizes) else 1.0)
         return int(
             self.kernels.anneal(
                 self.gaps, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,
@@ -143,11 +144,4 @@ class _Worker:
 
 def free_actions(problem: Problem) -> np.ndarray:
     """For each action whether a sequence may have any number of its runs, and none."""
-    homes = [value.home for value in problem.values]
-    return np.array(
-        [
-            not (a.effect or a.parts or any(p.required for p in a.overwrites) or any(homes[v] >= 0 for v in a.writes))
-            for a in problem.actions
-        ],
-        np.int64,
-    )
+    return np.array([may_run_again(problem, action) for action in problem.actions], np.int64)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from foreplan.planner.driver import find_base
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import Dependences, dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import Schedule, arena_bytes, assemble, lay_out, schedule

@@ -113,8 +113,10 @@ def _told(thing: Any) -> str:
 
 def _check_value(problem: Problem, v: Value) -> None:
     where = f"value {v.name!r}"
-    for name in ("nbytes", "alignment", "region", "home"):
+    for name in ("nbytes", "alignment", "region", "home", "copy_of"):
         _check_int(where, name, getattr(v, name))
+    if type(v.kept) is not bool:
+        raise PlanError(f"{where}: kept must be True or False, got {_told(v.kept)}")
     if not isinstance(v.role, Role) or not isinstance(v.category, Category):
         raise PlanError(
             f"{where}: its role must be a Role and its category a Category, got {_told(v.role)}, {_told(v.category)}"
@@ -125,6 +127,9 @@ def _check_value(problem: Problem, v: Value) -> None:
         raise PlanError(f"{where}: its alignment is {v.alignment}, and the largest is {LARGEST_ALIGNMENT}")
     if not 0 <= v.region < len(problem.regions):
         raise PlanError(f"{where}: there is no region {v.region}")
+    others = range(len(problem.values))
+    if v.copy_of != -1 and (v.copy_of not in others or problem.values[v.copy_of].nbytes != v.nbytes):
+        raise PlanError(f"{where}: there is no value {v.copy_of} of its size that it could be a copy of")
 
 
 def _check_homes(problem: Problem) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -27,7 +25,7 @@ def outputs(step: Compiled, seed: int = 0) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 @pytest.mark.parametrize(
-    ("model", "share"), [(CHAIN, 0.6), ("resnet18:batch=8,size=96", 0.8), ("vgg16:batch=4,size=64", 0.7)]
+    ("model", "share"), [(CHAIN, 0.6), ("resnet18:batch=32,size=96", 0.8), ("vgg16:batch=4,size=64", 0.7)]
 )
 def test_inference_within_a_budget(model: str, share: float, target: str) -> None:
     graph = fp.models.build(model)
@@ -141,7 +139,14 @@ def test_commands_split() -> None:
 
 # MiB, and percent of predicted time; of whole tensors 1,534, 2,638 and 2,706, and no less than 1,160 of the last two.
 @pytest.mark.parametrize(
-    ("activation", "mebibytes", "percent"), [("ReLU", 1050, 2), ("GELU", 1160, 3), ("batch norm and ReLU", 1160, 3)]
+    ("activation", "mebibytes", "percent"),
+    [
+        ("ReLU", 1050, 2),
+        ("ReLU", 560, 4),
+        ("GELU", 1160, 3),
+        ("GELU", 1050, 3.5),
+        ("batch norm and ReLU", 1160, 3),
+    ],
 )
 def test_chains_with_activations(activation: str, mebibytes: int, percent: int) -> None:
     step = fp.compile(chain(activation, 1024), fp.losses.mse, fp.optim.Nesterov(0.1), budget=f"{mebibytes}MiB")
@@ -156,7 +161,7 @@ def test_a_step_in_pieces_trains_as_the_whole(target: str) -> None:
     arguments = (graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.05))
     whole = fp.compile(*arguments, target=target, fission="off", remat="off")
     pieces = passes.run_passes(
-        graph, replace(passes.Settings(trains=True), pieces=True), {passes.Stage.FORWARD, passes.Stage.MEMORY}
+        graph, passes.Settings(trains=True, fission=passes.Fission.PIECES), {passes.Stage.FORWARD, passes.Stage.MEMORY}
     )
     assert any("run in" in note for note in pieces.notes)
     parts = fp.compile(pieces, *arguments[1:], target=target, fission="off")
@@ -172,3 +177,97 @@ def test_what_recomputes_little_stays_whole() -> None:
     arguments = (graph, fp.losses.cross_entropy, fp.optim.SGD(0.1))
     whole = fp.compile(*arguments, remat="off")
     assert fp.compile(*arguments, budget=whole.arena_bytes).program.digest == whole.program.digest
+
+
+SEQUENCES = "gpt2_small:batch=4,seq=64,layers=4,width=64,heads=2,vocabulary=512,dropout=0.1"
+
+
+def losses(step: Compiled) -> list[float]:
+    """Of three steps on drawn inputs."""
+    assert step.model is not None and step.graph is not None
+    rng = np.random.default_rng(0)
+    given = {
+        x.name: rng.normal(size=x.shape).astype("f4") if x.dtype.is_float else rng.integers(0, 8, x.shape)
+        for x in step.graph.inputs
+        if x.init is None
+    }
+    session = step.bind(seed=3)
+    return [float(session.step(given).loss) for _ in range(3)]
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        (SEQUENCES, {"h.2..loss": 4}),
+        (SEQUENCES, {"wte..loss": 3}),
+        ("resnet18:batch=4,size=64", {"conv1..loss": 2}),
+        ("conv_chain:size=40", {"conv1..loss": 3}),
+    ],
+)
+def test_layers_up_to_the_loss_train_in_parts(model: str, split: dict[str, int], target: str) -> None:
+    """The same masks, the same losses. Of a residual net only what follows its last batch norm; bands of an image."""
+    arguments = fp.models.build(model), fp.models.default_loss(model), fp.optim.Adam(0.001)
+    whole, parts = (fp.compile(*arguments, target=target, split=s, fission="off") for s in ({}, split))
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
+    assert any("to the loss, and back, run in" in note for note in parts.program.notes)
+
+
+def test_a_budget_chooses_parts_of_the_batch_where_recomputation_takes_longer() -> None:
+    graph, arguments = fp.models.build(SEQUENCES), (fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+    whole = fp.compile(graph, *arguments, remat="off")
+    budget = int(0.65 * whole.arena_bytes)
+    again = fp.compile(graph, *arguments, budget=budget, fission="off")
+    parts = fp.compile(graph, *arguments, budget=budget)
+    assert parts.arena_bytes <= budget and again.arena_bytes <= budget
+    assert parts.estimate()["predicted_seconds"] < again.estimate()["predicted_seconds"]
+    assert any("to the loss, and back, run in 4 parts" in note for note in parts.program.notes)
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_a_budget_chooses_bands_of_an_image(target: str) -> None:
+    """Two fifths of the least that whole tensors allow."""
+    arguments = chain("GELU", 256), fp.losses.mse, fp.optim.Nesterov(0.1)
+    whole = fp.compile(*arguments, target=target, remat="off", fission="off")
+    with pytest.raises(fp.DoesNotFitError) as least:
+        fp.compile(*arguments, target=target, budget=1, fission="off")
+    parts = fp.compile(*arguments, target=target, budget=int(0.4 * least.value.needed))
+    assert any("parts along axis 2 of what the loss adds up" in note for note in parts.program.notes)
+    assert parts.estimate()["predicted_seconds"] < 1.5 * whole.estimate()["predicted_seconds"]
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-4)
+
+
+def test_smaller_budgets_never_give_larger_or_faster_plans() -> None:
+    graph, arguments = fp.models.build(SEQUENCES), (fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+    whole = fp.compile(graph, *arguments, remat="off").arena_bytes
+    sizes, times = [], []
+    for share in (1, 0.9, 0.8, 0.7, 0.65):
+        step = fp.compile(graph, *arguments, budget=int(share * whole))
+        sizes.append(step.arena_bytes)
+        times.append(step.estimate()["predicted_seconds"])
+    assert sizes == sorted(sizes, reverse=True)
+    assert times == sorted(times)
+
+
+# MiB, and percent of predicted time over the step that recomputes nothing; recomputation alone takes 9 % and more.
+@pytest.mark.slow
+@pytest.mark.whole_search
+@pytest.mark.parametrize(
+    ("model", "mebibytes"), [("gpt2_small", 1906), ("bert_base", 1795), ("vit_b16", 2053), ("convnext_tiny", 1612)]
+)
+def test_transformers_in_parts_of_the_batch(model: str, mebibytes: int) -> None:
+    arguments = fp.models.build(model), fp.models.default_loss(model), fp.optim.Nesterov(0.1)
+    whole = fp.compile(*arguments, remat="off", fission="off")
+    parts = fp.compile(*arguments, budget=f"{mebibytes}MiB")
+    assert parts.arena_bytes <= mebibytes << 20
+    assert parts.estimate()["predicted_seconds"] <= 1.03 * whole.estimate()["predicted_seconds"]
+
+
+def test_channels_are_split_by_default_only_where_that_adds_little() -> None:
+    """The chain's second convolution over a few channels is slow on the cpu engine, by its own prices."""
+    arguments = fp.models.build("conv_chain"), fp.losses.mean, fp.optim.Nesterov(0.1)
+    for target, splits in (("numpy", True), ("cpu", False)):
+        step, whole = (fp.compile(*arguments, target=target, fission=fission) for fission in ("auto", "off"))
+        assert any("run in" in note for note in step.program.notes) is splits
+        assert step.estimate()["predicted_seconds"] <= 1.02 * whole.estimate()["predicted_seconds"]

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 import foreplan as fp
 from foreplan.compiled import Compiled
-from foreplan.fitting import Trials
-from foreplan.pareto import Point, largest, pareto
+from foreplan.fitting import largest
+from foreplan.pareto import Point, pareto
 from foreplan.planner import plan
+from foreplan.trials import Trials
 from foreplan.units import format_bytes
 from tests.foreplan.shell import answer, foreplan
 from tests.profile import pick
 
-MODEL = "mlp:batch=256,width=64,layers=6,inputs=16,classes=5"
+MODEL = "mlp:batch=64,width=32,layers=4,inputs=16,classes=5"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 1000])
@@ -79,7 +80,7 @@ def test_needs_that_do_not_grow_steadily_give_an_edge() -> None:
 def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
     graph = fp.models.build(pick(MODEL, MODEL, "conv_chain:batch=2"))
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.SGD(0.1), remat="off")
-    points = pareto(step.program)
+    points = pareto(step)
     assert points[0].arena_bytes == step.plan.arena_bytes
     assert points[0].extra_flops_ratio == points[0].extra_seconds_ratio == 0
     arenas = [point.arena_bytes for point in points]
@@ -106,11 +107,16 @@ def test_pareto_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.whole_search  # as the commands do
-def test_a_point_of_the_curve_is_what_its_budget_gives() -> None:
-    for point in answer("pareto", MODEL)["points"][:: pick(8, 8, 3)]:
-        estimated = answer("estimate", MODEL, "--budget", point["budget_bytes"])
+@pytest.mark.parametrize("step", [(MODEL,), ("conv_chain:size=32", "--infer"), ("conv_chain:batch=2,size=16",)])
+def test_a_point_of_the_curve_is_what_its_budget_gives(step: tuple[str, ...]) -> None:
+    points = answer("pareto", *step)["points"]
+    assert step != (MODEL,) or (not points[0]["in_parts"] and points[-1]["in_parts"])
+    assert step[-1] != "--infer" or [point["in_parts"] for point in points] == [False] + [True] * (len(points) - 1)
+    for point in points[:: pick(8, 8, 4)]:
+        estimated = answer("estimate", *step, "--budget", point["budget_bytes"])
         assert estimated["arena_bytes"] <= point["arena_bytes"]
         assert estimated["extra_seconds_ratio"] <= point["extra_seconds_ratio"] + 1e-12
+        assert any("what runs in parts was chosen" in note for note in estimated["notes"]) == point["in_parts"], point
 
 
 WIDE = "mlp:batch=512,width=256,layers=4,inputs=16,classes=5"
@@ -119,8 +125,8 @@ WIDE = "mlp:batch=512,width=256,layers=4,inputs=16,classes=5"
 def test_points_with_copies_tell_the_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is copied are activations, of which each large one has 512 x 256 elements."""
     graph = fp.models.build(WIDE)
-    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.1), remat="off", offload=True)
-    points = pareto(step.program)
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.1), remat="off", offload=True, fission="off")
+    points = pareto(step)
     hosts = [point.host_bytes for point in points]
     assert hosts[0] == 0 < max(hosts)
     assert all(nbytes % (512 * 256 * 4) == 0 for nbytes in hosts)
@@ -132,17 +138,19 @@ def test_points_with_copies_tell_the_host_memory(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.thorough
 def test_what_fits_with_copies_tells_the_host_memory() -> None:
-    text = foreplan("fit", WIDE, "--offload", "--memory", "3MiB", "--batch", 600).stdout
-    same = answer("estimate", WIDE, "--offload", "--budget", "3MiB", "--batch", text.split()[1].rstrip(":"))
+    """Without parts, which would serve here as well."""
+    copying = WIDE, "--offload", "--fission", "off"
+    text = foreplan("fit", *copying, "--memory", "3MiB", "--batch", 600).stdout
+    same = answer("estimate", *copying, "--budget", "3MiB", "--batch", text.split()[1].rstrip(":"))
     assert same["host_bytes"] > 0 and f", {format_bytes(same['host_bytes'])} of host memory, " in text
 
 
 @pytest.mark.thorough
 def test_fit_command() -> None:
     small = "mlp:width=16,layers=2,inputs=8,classes=3"
-    memory = answer("estimate", small, "--batch", 37, "--remat", "off")["arena_bytes"]
+    memory = answer("estimate", small, "--batch", 13, "--remat", "off")["arena_bytes"]
     found = answer("fit", small, "--memory", memory, "--max-extra-time", "0%")
-    assert found["batch"] >= 37 and found["arena_bytes"] <= memory and found["extra_flops_ratio"] == 0
+    assert found["batch"] >= 13 and found["arena_bytes"] <= memory and found["extra_flops_ratio"] == 0
     more = answer("estimate", small, "--batch", found["batch"] + 1, "--remat", "off")["arena_bytes"]
     assert more > memory
     recomputing = answer("fit", small, "--memory", memory)
@@ -179,9 +187,7 @@ def test_the_limit_on_added_time_counts_slower_kernels() -> None:
     found = {}
     for share in (0.0, 0.3, None):
         trials = Trials(compile_at, memory, share)
-        step = trials.tried[trials.largest()].step
-        assert step is not None
-        figures = step.estimate()
+        figures = trials.cheapest(trials.largest()).estimate()
         found[share] = figures["extra_seconds_ratio"]
         assert figures["arena_bytes"] <= memory
     assert found[0.0] == 0 < found[0.3] <= 0.3 < found[None], found
@@ -195,7 +201,7 @@ def test_added_cost_is_beyond_the_fastest_kernels_whatever_a_plan_chose() -> Non
     assert tight["predicted_seconds"] == pytest.approx(
         usual["predicted_seconds"] * (1 + tight["extra_seconds_ratio"]), rel=1e-9
     )
-    points = pareto(program)
+    points = pareto(Compiled(program, plan(program, remat="off")))
     assert points[0].extra_seconds_ratio == 0
     for point in (points[0], points[len(points) // 2], points[-1]):
         same = Compiled(program, plan(program, budget=point.arena_bytes)).estimate()

@@ -26,7 +26,7 @@ from foreplan.errors import ForeplanError, SessionError
 from foreplan.graph import Graph
 from foreplan.lower.program import Program
 from foreplan.planner import verify, without_reuse
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.runtime import planread
 from foreplan.runtime.planfile import plan_text
 from foreplan.runtime.session import Session

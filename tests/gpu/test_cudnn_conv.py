@@ -19,6 +19,7 @@ from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.passes import split_channels
 from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.engine import CudaEngine
 from foreplan.runtime.cuda.kernels import cudnn_conv
@@ -257,7 +258,8 @@ def test_convolutions_of_ranges_of_channels_are_cudnns() -> None:
     """Two float32 convolutions in turns over ranges of the channels between them: weights are views, and sums grow in
     place, by cuDNN's beta.
     """
-    step = fp.compile(fp.models.build("conv_chain:size=256"), fp.losses.mse, fp.optim.SGD(0.1), target="cuda:h100")
+    graph = split_channels(fp.inference(fp.models.build("conv_chain:size=256")))
+    step = fp.compile(graph, fp.losses.mse, fp.optim.SGD(0.1), target="cuda:h100")
     used = [step.program.calls[s.action] for s in step.plan.steps]
     ranges = [call for call in used if call.op.name in ("conv", "conv_data_grad") and call.inputs[1].type.rank == 4]
     ranges = [call for call in ranges if not call.inputs[1].window.is_compact]

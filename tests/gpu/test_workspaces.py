@@ -145,6 +145,7 @@ def test_the_question_that_began_it() -> None:
 
 
 @with_cudnn
+@pytest.mark.whole_search  # as the commands do
 def test_the_outputs_on_the_page() -> None:
     """Those of commands that ask cuDNN, which its version is in."""
     blocks = [block for block in PAGE.read_text().split("```text\n")[1:] if block.startswith("$ foreplan")]

@@ -17,7 +17,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph.init import generator_for
-from foreplan.planner import without_reuse
+from foreplan.planner import buffers, without_reuse
 from foreplan.runtime.session import Session
 from tests.profile import cases
 
@@ -181,3 +181,30 @@ def test_with_recomputation_and_copies(options: dict[str, Any]) -> None:
     sessions, data = [step.bind(seed=4) for step in (plain, other)], inputs(plain)
     losses = [[session.step(data).loss for _ in range(2)] for session in sessions]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "float32", "bf16"), [("numpy", 33_746_688, 32_728_832), ("cuda:h100", 34_538_496, 32_748_544)]
+)
+def test_narrow_copies_of_weights_do_not_wait_at_the_peak(target: str, float32: int, bf16: int) -> None:
+    """A step that is mostly weights takes less in bfloat16, although narrow copies come on top of float32 weights."""
+    model = fp.models.build("gpt2_small:layers=4,width=256,heads=4,vocabulary=1000,seq=64,batch=1")
+    arguments = (model, fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+    wide = fp.compile(*arguments, target=target)
+    narrow = fp.compile(*arguments, target=target, precision="bf16")
+    assert (wide.arena_bytes, narrow.arena_bytes) == (float32, bf16)
+    held = fp.compile(*arguments, target=target, precision="bf16", remat="off")
+    copies = [value for value in held.program.values if value.name.endswith(".weight/bfloat16")]
+    # Of four layers: queries, keys and values, what comes behind attention, and the two products of the MLP.
+    blocks = sum(value.nbytes for value in copies if value.name.startswith("h."))
+    assert blocks == 4 * (3 + 1 + 4 + 4) * 256 * 256 * 2
+    assert held.arena_bytes > wide.arena_bytes
+    program, plan = narrow.program, narrow.plan
+    peak = program.actions[plan.steps[plan.certificate.peak_step].action]
+    used = {*peak.reads, *peak.writes}
+    waiting = [
+        program.values[buffer.value].name
+        for buffer in buffers(plan, program)
+        if buffer.lower <= plan.certificate.peak_step < buffer.upper and buffer.value >= 0 and buffer.value not in used
+    ]
+    assert not [name for name in waiting if name.endswith(".weight/bfloat16")]

@@ -8,6 +8,7 @@ from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes import (
     Accumulation,
+    Fission,
     Settings,
     Stage,
     list_without,
@@ -24,7 +25,7 @@ def training_step(
 ) -> Graph:
     """Of a forward graph with its loss, in training form."""
     consume = None if optimizer is None else updating(optimizer)
-    settings = Settings(trains=True, consume=consume, dtype=dtype)
+    settings = Settings(trains=True, consume=consume, dtype=dtype, fission=Fission.CHANNELS)
     return run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING), passes=list_without(without))
 
 

@@ -1,12 +1,13 @@
 """An oracle for recomputation: the cheapest schedule whose live bytes stay within a budget, by CP-SAT.
 
 The formulation is Checkmate's (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
-Rematerialization", MLSys 2020): the actions stand in a line, an order in which they can run; in stage t every action up
-to the t-th may run again, in the order of the line, and then the t-th runs for the first time; from one place where a
-value is used to the next it is held or not. What Checkmate does not have is there as the planner has it: several
-readers and results, workspaces, inputs and outputs, writes that take the bytes of a read that goes, values that are
-gone because they are overwritten of necessity or replaced at home, several actions that write one value. Effects, and
-actions that must overwrite or that write the next content of a stored value, run in their own stage only.
+Rematerialization", MLSys 2020): the actions stand in a line, an order in which they can run; in stage t every action
+up to the t-th may run again, in the order of the line, and then the t-th runs for the first time; from one place where
+a value is used to the next it is held or not. What Checkmate does not have is there as the planner has it: several
+readers and results, workspaces, inputs and outputs, writes that take the bytes of a read that goes, parts that lie in
+their wholes, values that are gone because they are overwritten of necessity or replaced at home, several actions that
+write one value. Effects, and actions that must overwrite or that write the next content of a stored value, run in
+their own stage only.
 
 All constraints are linear over 0/1 variables. `check` of an answer is the planner's own `schedule`.
 """
@@ -83,10 +84,9 @@ def device_bytes(problem: Problem) -> tuple[list[int], list[int], int]:
 
 
 def may_take(problem: Problem, action: Action, pair: Overwrite) -> bool:
-    """Whether an optional overwrite is of use to the planner: it wastes few bytes, and both are the step's own."""
+    """Whether an optional overwrite is of use: both are the step's own."""
     old, new = problem.values[action.reads[pair.read]], problem.values[action.writes[pair.write]]
-    wasted = align_up(old.nbytes, ALIGNMENT) - align_up(new.nbytes, ALIGNMENT)
-    return old.role is not Role.STORED and max(old.home, new.home) < 0 and wasted <= new.nbytes
+    return old.role is not Role.STORED and max(old.home, new.home) < 0
 
 
 class Formulation:
@@ -174,7 +174,9 @@ class Formulation:
             self.fixed[variable] = int(values[v].role is Role.OUTPUT)
 
     def _overwrite(self, action: Action, run: int, now: dict[int, int]) -> Terms:
-        """Bytes of writes that take those of a read, with the variables that say so."""
+        """Bytes of writes that take those of a read, and of parts that lie in their wholes, with the variables that say
+        so.
+        """
         saved: Terms = []
         sharing: dict[tuple[str, int], Terms] = {}
         for pair in action.overwrites:
@@ -191,6 +193,15 @@ class Formulation:
             saved.append((self.size[new], taken))
             for side in (("read", old), ("write", new)):
                 sharing.setdefault(side, []).append((1, taken))
+        for part in action.parts:
+            piece = action.reads[part.read]
+            if piece not in now or self.problem.values[piece].home >= 0:
+                continue
+            taken = self._variable()
+            self._row(0, (1, taken), (-1, run))
+            self._row(1, (1, taken), (1, now[piece]))
+            saved.append((self.size[piece], taken))
+            sharing.setdefault(("read", piece), []).append((1, taken))
         for terms in sharing.values():
             self._row(1, *terms)
         return [(nbytes, taken) for nbytes, taken in saved if nbytes]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
+
 from foreplan.planner import Action, Category, Overwrite, Part, Problem, Region, Role, Value
 
 REGIONS = (Region("persistent"), Region("arena"), Region("host", on_device=False))
@@ -263,3 +265,27 @@ def rectangles(rng: random.Random, width: int, height: int, n: int) -> list[tupl
         else:
             pieces.append((a, b, c, d))
     return pieces
+
+
+def wiring(seed: int, actions: int, window: int, sigma: float = 0.5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower, upper and size of the values and workspaces of an irregular graph: each action reads one to three values,
+    half of them such that nobody has read yet, among the last `window`; a third of the actions need workspace. Sizes
+    are lognormal, in multiples of 64."""
+    rng = random.Random(seed)
+    lower, upper, size = list(range(actions)), [i + 1 for i in range(actions)], []
+    unread: list[int] = []
+    for i in range(actions):
+        for _ in range(rng.randint(1, 3) if i else 0):
+            fresh = unread[-window:] if rng.random() < 0.5 else None
+            read = rng.choice(fresh) if fresh else max(0, i - rng.randint(1, window))
+            upper[read] = i + 1
+            if read in unread:
+                unread.remove(read)
+        unread = [*unread[-4 * window :], i]
+        size.append(64 * max(1, round(rng.lognormvariate(6, sigma))))
+    for i in range(actions):
+        if rng.random() < 0.3:
+            lower.append(i)
+            upper.append(i + 1)
+            size.append(64 * max(1, round(rng.lognormvariate(5, sigma))))
+    return np.array(lower), np.array(upper), np.array(size)

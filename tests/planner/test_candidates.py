@@ -11,7 +11,7 @@ import pytest
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Plan, Problem, Role, plan, plan_curve, verify
 from foreplan.planner.candidates import merge_candidates
-from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_net
 

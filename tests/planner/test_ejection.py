@@ -92,5 +92,5 @@ def test_ejection_reaches_bounds_that_the_other_placers_miss() -> None:
             found.append(placed.height / placed.lower_bound)
         return found
 
-    with_ejection = heights(PlacementEffort(largest=()))
-    assert sum(with_ejection) < sum(heights(PlacementEffort(largest=(), ejections=())))
+    with_ejection = heights(PlacementEffort(dives=0, largest=()))
+    assert sum(with_ejection) < sum(heights(PlacementEffort(dives=0, largest=(), ejections=())))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import foreplan as fp
@@ -29,10 +31,10 @@ def test_cut_chains_hold_no_more_at_the_peak(seed: int) -> None:
             loose = loosened(problem, given, least)
             if loose is None:
                 continue
-            assert loose.bound <= given.bound and loose.order == given.order
-            assert len(loose.alias_sets.region) > len(given.alias_sets.region)
-            found = assemble(problem, loose, lay_out(problem, loose), None)
-            verify(found, problem)
+            assert len(loose.region) > len(given.alias_sets.region)
+            cut = replace(given, alias_sets=loose)
+            verify(assemble(problem, cut, lay_out(problem, cut), None), problem)
         layout = lay_out(problem, given)
-        _, settled = settle(problem, given, layout)
-        assert arena_bytes(problem, settled.heights) <= arena_bytes(problem, layout.heights)
+        settled, better = settle(problem, given, layout)
+        heights = arena_bytes(problem, settled.heights), arena_bytes(problem, layout.heights)
+        assert heights[0] < heights[1] if better else settled is layout

@@ -20,7 +20,7 @@ def test_lives_of_every_role() -> None:
     make.action("i", [b], [make.value("z", 64, role=Role.OUTPUT)])
     ranges = live_ranges(make.problem(), [0, 1, 2, 3])
     lives = {v: (ranges.lower[i], ranges.upper[i]) for i, v in enumerate(ranges.values)}
-    assert lives == {w: (0, 4), x: (0, 3), unread: (0, 1), a: (0, 3), dead: (0, 1), y: (1, 4), b: (2, 4), 7: (3, 4)}
+    assert lives == {w: (0, 4), x: (0, 3), unread: (0, 0), a: (0, 3), dead: (0, 1), y: (1, 4), b: (2, 4), 7: (3, 4)}
     assert [ranges.kept[ranges.values.index(v)] for v in (w, x, y, b)] == [True, False, True, False]
 
 

@@ -25,7 +25,8 @@ from foreplan.planner import (
     verify,
     without_reuse,
 )
-from foreplan.planner.memory.bounds import order_bound, reserved_bytes
+from foreplan.planner.memory.bounds import live_bytes
+from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
@@ -221,7 +222,7 @@ def test_a_plan_that_fetches_something_else_is_refused() -> None:
 
 @settings(max_examples=pick(20, 60, 150), deadline=None)
 @given(seeds, sizes)
-def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves(seed: int, actions: int) -> None:
+def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, actions: int) -> None:
     problem, rng = with_round_trips(random_problem(seed, actions), seed), random.Random(seed)
     heuristic = rng.choice(sorted(HEURISTICS))
     order = late_updates(problem, HEURISTICS[heuristic](problem, dependences(problem)))
@@ -236,9 +237,9 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
         return
     steps = scratch.counting.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)  # which refuses what reads a value that is not there
-    reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
+    live = live_bytes(problem, steps)
     peak, at, above = measure_above(gaps, scratch, length, found.bound - 1)
-    assert (peak, at) == (reserved.max(), reserved.argmax()) and above >= 1
+    assert (peak, at) == (live.max(), live.argmax()) and above >= 1
     assert extra_cost == sum(cost[i] for i in steps) - sum(cost[i] for i in order)
     assert all(steps.count(out) <= 1 for out, _ in problem.round_trips.values())
 

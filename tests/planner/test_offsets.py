@@ -185,7 +185,7 @@ def test_the_largest_by_themselves_reach_bounds_that_all_together_miss() -> None
         upper = lower + 1 + np.where(large, rng.integers(1, 25, n), rng.integers(1, 120, n))
         return lower, upper, np.where(large, rng.integers(5, 40, n) * 65536, rng.integers(1, 40, n) * 64)
 
-    by_parts = PlacementEffort(ejections=())
+    by_parts = PlacementEffort(dives=0, ejections=())
     for seed in pick((11,), (11,), (11, 13, 15)):
         lower, upper, size = problem(seed)
         found = place(lower, upper, size, alignment=64, effort=by_parts)

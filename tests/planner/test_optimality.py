@@ -1,4 +1,4 @@
-"""Recomputation within budgets against the exact optimum: at most 1.02 times it on average, and 1.05 at most.
+"""Recomputation within budgets against the exact optimum: at most 1.002 times it on average, and 1.05 at most.
 
 What is compared, and on which graphs, with all figures: `python -m benchmarks.optimality small`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.planner.near_optimal import SHARES, Comparison, compare
-from tests.planner.training_graphs import GRAPHS, nothing_in_place
+from tests.planner.training_graphs import GRAPHS, JOINED, nothing_in_place
 from tests.profile import pick
 
 pytestmark = pytest.mark.whole_search
@@ -25,17 +25,24 @@ APART, IN_PLACE = pick((FAST[::2], FAST[1::2]), (FAST[::2], FAST[1::2]), (tuple(
 def comparisons(names: Sequence[str], shares: Sequence[float], in_place: bool) -> dict[tuple[str, float], Comparison]:
     found = {}
     for name in names:
-        problem = GRAPHS[name]()
+        problem = (GRAPHS | JOINED)[name]()
         for each in compare(problem if in_place else nothing_in_place(problem), SECONDS, shares):
             found[name, each.share] = each
     return found
 
 
-@pytest.mark.parametrize(("names", "in_place"), [(APART, False), (IN_PLACE, True)], ids=["apart", "in_place"])
+CONCATENATIONS = tuple(JOINED)[:: pick(6, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "in_place"),
+    [(APART, False), (IN_PLACE, True), (CONCATENATIONS, True)],
+    ids=["apart", "in_place", "concatenations"],
+)
 def test_no_plan_is_far_from_the_optimum(names: Sequence[str], in_place: bool) -> None:
     found = comparisons(names, SHARES_ASKED, in_place)
     ratios = {case: each.ratio for case, each in found.items() if each.ratio is not None}
     assert len(ratios) >= LEAST
     assert not [case for case, each in found.items() if each.missed]
     assert max(ratios.values()) <= 1.05, {case: ratio for case, ratio in ratios.items() if ratio > 1.05}
-    assert sum(ratios.values()) / len(ratios) <= 1.02
+    assert sum(ratios.values()) / len(ratios) <= 1.002

@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**32)
 
 def start(problem: Problem, order: list[int]) -> tuple[Gaps, Scratch, Sequences]:
     gaps = make_gaps(problem, order, [a.nanoseconds for a in problem.actions], 1)
-    sequences = make_sequences(free_actions(problem), len(problem.values), 3 * len(order) + 64)
+    sequences = make_sequences(gaps, free_actions(problem), 3 * len(order) + 64)
     sequences.now[: len(order)] = order
     return gaps, make_scratch(gaps), sequences
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from foreplan.errors import PlanError
 from foreplan.planner import Plan, Problem, check_problem, plan, verify
-from foreplan.planner.memory.bounds import live_bytes, order_bound
+from foreplan.planner.memory.bounds import live_bytes
+from foreplan.planner.memory.order_bound import order_bound
 from tests.planner.tiny import Cells, TooLarge, draw, orders
 from tests.profile import pick
 

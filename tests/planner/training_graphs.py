@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
-from foreplan.planner import Category, Overwrite, Problem, Role
+from foreplan.planner import Category, Overwrite, Part, Problem, Role
 from tests.planner.problems import REGIONS, Maker
 
 
@@ -93,9 +93,10 @@ def small_unet() -> Problem:
     return lowered(model, 8, 3, 32, 32)
 
 
-def random_training(seed: int, layers: int) -> Problem:
+def random_training(seed: int, layers: int, *, joins: bool = False) -> Problem:
     """A forward chain with skips, its backward pass with sums where a value has several readers, updates; random sizes,
-    costs and workspaces, and what each backward action needs of the forward pass at random."""
+    costs and workspaces, and what each backward action needs of the forward pass at random; with `joins`, a third of
+    the layers are concatenations."""
     rng = random.Random(seed)
     make = Maker(REGIONS[:2])
     size = lambda: 64 * rng.choice([1, 8, 16, 16, 16, 32])  # noqa: E731
@@ -113,6 +114,14 @@ def random_training(seed: int, layers: int) -> Problem:
         reads = [values[-1]]
         if len(values) > 1 and rng.random() < 0.4:
             reads.append(rng.choice(values[:-1]))
+        if joins and len(values) > 1 and rng.random() < 0.35:
+            reads = [values[-1], rng.choice(values[:-1])]
+            first, second = (make.values[v].nbytes for v in reads)
+            results = [make.value(f"y{i}", first + second)]
+            run(f"join{i}", reads, results, parts=(Part(0, 0, 0), Part(0, 1, first)))
+            tape.append((i, reads, results, -1, False))
+            values.append(results[0])
+            continue
         simple = rng.random() < 0.4
         weight = -1 if simple else make.value(f"w{i}", 256, 0, role=Role.STORED, category=Category.PARAMETERS)
         nbytes = make.values[reads[0]].nbytes if simple else size()
@@ -151,6 +160,10 @@ def nothing_in_place(problem: Problem) -> Problem:
     return Problem(problem.values, tuple(actions), problem.regions)
 
 
+JOINED: dict[str, Callable[[], Problem]] = {
+    f"joined{seed}": lambda seed=seed: random_training(seed, 5 + seed % 5, joins=True)  # type: ignore[misc]
+    for seed in range(24)
+}
 GRAPHS: dict[str, Callable[[], Problem]] = {
     "perceptron4": lambda: perceptron(4),
     "perceptron6": lambda: perceptron(6),

@@ -40,18 +40,33 @@ def test_a_plan_read_back_is_the_plan_and_runs_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()
 
 
-@pytest.mark.parametrize("how", ["in place", "prefetch", "offload", "gradients"])
+@pytest.mark.parametrize("how", ["in place", "prefetch", "offload", "gradients", "in parts"])
 def test_all_that_a_program_can_have_is_read_back(tmp_path: Path, how: str) -> None:
     step = {
         "in place": lambda: compiled(fp.trace(rows, fp.spec((8, 16)))),
         "prefetch": lambda: compiled(prefetch=True),
         "offload": lambda: compiled(classifier(batch=256), offload=True),
         "gradients": lambda: compiled(optimizer=None),
+        "in parts": lambda: fp.compile(fp.models.build("conv_chain:size=32"), budget=0.9),
     }[how]()
     step.save(tmp_path / "step.plan")
     again = fp.load_plan(tmp_path / "step.plan")
-    for name in ("values", "actions", "regions", "inputs", "ahead", "outputs", "gradients", "loss", "calls"):
+    described = (
+        "values",
+        "actions",
+        "regions",
+        "inputs",
+        "ahead",
+        "outputs",
+        "gradients",
+        "loss",
+        "calls",
+        "notes",
+        "base",
+    )
+    for name in described:
         assert getattr(again.program, name) == getattr(step.program, name), name
+    assert (step.program.base is not None) == (how == "in parts")
     assert again.plan == step.plan and again.program.digest == step.program.digest
     again.save(tmp_path / "again.plan")
     assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()

@@ -1,0 +1,306 @@
+"""The end of a forward graph, from some layer to the loss → parts of the batch, or of each image: local micro-batches.
+
+Each part runs forward to its share of the loss. Differentiated, it runs back before the next part begins (`in_turn`):
+its activations are then gone, and the gradients of weights are added up, in place. Only the activations of the layers
+before exist for the whole batch. The price is that the weight gradients of the segment wait for the last part.
+Reference: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
+for micro-batches whose gradients are added up; here a part of the graph has them, and not the step.
+
+Where the loss adds up what pixels give, bands of rows run so as well. Windows at the edge of a band read rows of the
+next one, which both then compute. Reference: Alwani et al., "Fused-Layer CNN Accelerators", MICRO 2016, for such
+pyramids of layers, in inference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from foreplan.errors import UsageError
+from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.ops.linear_cross_entropy import LOGITS_BYTES
+from foreplan.ops.loss import CrossEntropy
+from foreplan.ops.map import elementwise
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.pullback import depending
+from foreplan.ops.reduce import Reduce, reduce
+from foreplan.passes.narrowing import Narrowed, box_of, whole
+from foreplan.passes.rewrite import rewrite
+from foreplan.passes.split import LOSS, Parts, bytes_made, in_parts, never_whole, parts_up_to, segments, types_of
+from foreplan.patterns import TO
+from foreplan.units import format_bytes
+
+STEP = 1000  # the most nodes of the forward pass that all parts together have; a step has about three times as many
+NEAR = 0.02  # more parts are of no use where they would leave less alive by so little
+FEW = 4  # parts
+LEAST = 10  # parts are of use where 1 / LEAST of the bytes that the forward pass makes is then never whole
+WIDEST = 1.25  # times the flops of the whole, which all bands of an image may take together
+
+
+def split_samples(graph: Graph) -> Graph:
+    """Let layers up to the loss run some samples at a time, forward and back, if many bytes are then never whole.
+
+    Of all layers to begin with, it takes the one with which the least is alive at once: what is made before, a part of
+    what is made behind, and the weight gradients that wait. There are as few parts as come near to that.
+
+    Requires, ensures: as `samples_in_parts`.
+    """
+    return _split(graph, STEP)
+
+
+def split_few(graph: Graph) -> Graph:
+    """As `split_samples`, in no more than `FEW` parts: where kernels over few samples take long.
+
+    Requires, ensures: as `samples_in_parts`.
+    """
+    return _split(graph, FEW)
+
+
+def _split(graph: Graph, limit: int) -> Graph:
+    samples = _samples(graph)
+    made = [0 if node.op.is_view else sum(x.type.nbytes for x in node.outputs) for node in graph.nodes]
+    last = {value: at for at, node in enumerate(graph.nodes) for value in node.inputs if value.kind is Kind.PARAMETER}
+    before, behind, waiting = 0, sum(made), sum(value.type.nbytes for value in last)  # the gradients of weights
+    best, first, count = behind, 0, 1
+    for begin, own in enumerate(made):
+        most = min(samples, limit, STEP // (len(made) - begin))
+        counts = {parts for parts in range(1, most + 1) if samples % parts == 0 or parts.bit_count() == 1}
+        enough = (1 + NEAR) * (before + waiting + behind // max(counts, default=1))
+        parts = min((parts for parts in counts if before + waiting + behind / parts <= enough), default=1)
+        alive = before + behind // parts + waiting
+        if parts > 1 and alive < best:
+            best, first, count = alive, begin, parts
+        before, behind = before + own, behind - own
+        waiting -= sum(value.type.nbytes for value in set(graph.nodes[begin].inputs) if last.get(value) == begin)
+    found = samples_in_parts(graph, graph.nodes[first:], count) if count > 1 else None
+    return graph if found is None or found[1] * LEAST < sum(made) else found[0]
+
+
+def split_bands(graph: Graph, count: int) -> Graph:
+    """Let images run some rows at a time, forward and back, if many bytes are then never whole.
+
+    Requires, ensures: as `samples_in_parts`.
+
+    Args:
+        count: of bands.
+    """
+    summed = _means_as_sums(graph)
+    ways = [parts for parts in _to_loss(summed, summed.nodes, count) if parts.axis > 0 and _widened(parts) <= WIDEST]
+    best = max(ways, key=lambda parts: _bytes(summed, parts), default=None)
+    if best is None or _bytes(summed, best) * LEAST < bytes_made(graph):
+        return graph
+    return in_parts(summed, best, _note(summed, best))
+
+
+def is_to_loss(entry: str) -> bool:
+    """Whether an entry of `split` is a range that ends in the loss."""
+    _, to, last = entry.partition(TO)
+    return bool(to) and last.strip() == LOSS
+
+
+def split_to_loss(graph: Graph, entries: Mapping[str, int]) -> Graph:
+    """Run ranges that end in the loss some samples at a time, or some rows of each, forward and back.
+
+    Requires, ensures: as `samples_in_parts`.
+
+    Args:
+        entries: the number of parts, by `FIRST..loss`; of several that overlap, the inner ones come first.
+
+    Raises:
+        UsageError: an entry names nothing, or nothing of it can run so.
+    """
+    for entry, count in entries.items():
+        for nodes in segments(graph, entry).values():
+            found = samples_in_parts(graph, nodes, count)
+            if found is None:
+                raise UsageError(
+                    f"split {entry!r}: nothing before the loss can run in {count} parts; the batch has "
+                    f"{_samples(graph)} samples, and what needs all of them, such as batch norm, runs whole with all "
+                    "that comes before it"
+                )
+            graph = found[0]
+    return graph
+
+
+def samples_in_parts(graph: Graph, nodes: Sequence[Node], count: int) -> tuple[Graph, int] | None:
+    """A forward graph with what lies before its loss in parts of the batch, or of rows where there are more parts than
+    samples; and the bytes of it that are never whole. None: nothing can run so.
+
+    What cannot do with some samples, such as batch norm, and all that it needs, runs whole, before.
+
+    Requires: a graph that is about to be differentiated; `in_turn` then lets each part run back before the next one.
+    Ensures: the same results, up to the order of additions.
+
+    Args:
+        nodes: those that may run in parts.
+        count: how many parts.
+    """
+    names = {node.name for node in nodes}
+    graph = _means_as_sums(graph)
+    ways = _to_loss(graph, [node for node in graph.nodes if node.name in names], count)
+    best = max(ways, key=lambda parts: _bytes(graph, parts) / _widened(parts), default=None)
+    if best is None:
+        return None
+    return in_parts(graph, best, _note(graph, best)), _bytes(graph, best)
+
+
+def _to_loss(graph: Graph, inside: Collection[Node], count: int) -> Iterator[Parts]:
+    """The ways to run nodes in parts, each along an axis of what the loss adds up: of samples, if there are enough."""
+    samples, joins = _samples(graph), _joins(graph)
+    for axis in sorted(set.intersection(*(set(_reduced(node)) for node in joins))) if joins else ():
+        extent = math.gcd(*(node.inputs[0].shape[axis] for node in joins))
+        units = next((units for units in (samples, extent) if extent % units == 0 and units >= count), None)
+        if units is not None:
+            yield from _along(graph, inside, joins, axis, units, count)
+
+
+def _widened(parts: Parts) -> float:
+    """The flops of all parts together, beside those of the whole."""
+    whole = split = 1
+    for node, ways in parts.members.items():
+        whole += node.op.cost([value.type for value in node.inputs], [value.type for value in node.outputs]).flops
+        for way in ways:
+            split += way.op.cost(*types_of(node, way)).flops
+    return split / whole
+
+
+def _note(graph: Graph, parts: Parts) -> str:
+    first, more = next(iter(parts.members)).name, _widened(parts) - 1
+    where = f"along axis {parts.axis} of what the loss adds up" if parts.axis else "of the batch"
+    again = f"; rows that two parts read are computed twice, which adds {more:.1%} of work" if more >= 0.0005 else ""
+    return (
+        f"{len(parts.members)} operations from {first!r} to the loss, and back, run in {parts.count} parts {where}: "
+        f"{format_bytes(_bytes(graph, parts))} of their activations are never whole; the gradients of their weights "
+        f"wait for the last{again}"
+    )
+
+
+def _samples(graph: Graph) -> int:
+    """The batch: what the first extents of all inputs have in common."""
+    return math.gcd(*(value.shape[0] for value in graph.inputs if value.init is None and value.shape))
+
+
+def _bytes(graph: Graph, parts: Parts) -> int:
+    return sum(value.type.nbytes for value in never_whole(graph, parts))
+
+
+def split_logits(graph: Graph) -> Graph:
+    """Make large logits, which only a sum of their cross-entropies reads, some rows at a time, each used before the
+    next are made.
+
+    Unlike `linear_cross_entropy`, products then add the weights' gradient to that of other parts, in place: there is
+    one less of it. Smaller products may take longer.
+
+    Requires, ensures: as `samples_in_parts`.
+    """
+    names, before = [node.name for node in graph.nodes if isinstance(node.op, CrossEntropy)], graph
+    for name in names:
+        head = _head(graph, next(node for node in graph.nodes if node.name == name))
+        if head is None:
+            continue
+        (*inside, join), entropy = head
+        shape, count = join.inputs[0].shape, -(-entropy.inputs[0].type.nbytes // LOGITS_BYTES)
+        axis = next((axis for axis in _reduced(join) if shape[axis] > 1), None)
+        if count <= 1 or axis is None:
+            continue
+        for parts in _along(graph, inside, [join], axis, shape[axis], min(count, shape[axis])):
+            graph = in_parts(graph, parts, note="")
+            names += [node.name for node in graph.nodes if node.name.startswith(f"{name}/part")]  # along another axis
+    note = "logits are made some rows at a time, and used, forward and back, before the next are made"
+    return graph if graph is before else dataclasses.replace(graph, notes=(*graph.notes, note))
+
+
+def in_turn(step: Graph, forward: Collection[Node]) -> Graph:
+    """A training step in which nodes of the forward pass run as late as the backward pass allows.
+
+    So a part of a segment runs forward just before it runs back. Without parts, the last layer's gradient needs almost
+    all of the forward pass, and next to nothing changes.
+
+    Args:
+        forward: those nodes.
+    """
+    position = {node: i for i, node in enumerate(step.nodes)}
+    order: dict[Node, None] = {}
+    for node in (*(node for node in step.nodes if node not in forward), *step.nodes):
+        needed, stack = {node} - order.keys(), [node]
+        while stack:
+            for value in stack.pop().inputs:
+                made_by = step.producer.get(value)
+                if made_by is not None and made_by not in needed and made_by not in order:
+                    needed.add(made_by)
+                    stack.append(made_by)
+        order.update(dict.fromkeys(sorted(needed, key=position.__getitem__)))
+    return dataclasses.replace(step, nodes=tuple(order))
+
+
+def _means_as_sums(graph: Graph) -> Graph:
+    """The graph with the means over samples that make the loss as sums, which are divided by how many there are."""
+    means = {node for node in _joins(graph) if isinstance(node.op, Reduce) and node.op.how == "mean"}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node not in means:
+            return None
+        assert isinstance(node.op, Reduce)
+        total = reduce(b, "sum", inputs[0], node.op.axes, node.op.keepdims, node.op.wide)
+        return [elementwise(b, lambda x: x * (total.type.size / inputs[0].type.size), total, name=node.name)]
+
+    return rewrite(graph, replace)
+
+
+def _joins(graph: Graph) -> list[Node]:
+    """The nodes that add up to the loss what samples give."""
+    assert graph.loss is not None
+    trained, data = depending(graph.parameters, graph.nodes), set(graph.inputs)
+    for node in graph.nodes:
+        if not data.isdisjoint(node.inputs):
+            data.update(node.outputs)
+    wanted, found = {graph.loss}, list[Node]()
+    for node in reversed(graph.nodes):
+        if wanted.isdisjoint(node.outputs):
+            continue
+        if not _reduced(node):
+            wanted.update(value for value in node.inputs if value in trained)
+        elif node.inputs[0] in trained and node.inputs[0] in data:
+            found.insert(0, node)
+    return found
+
+
+def _reduced(node: Node) -> Sequence[int]:
+    """The axes of a sum or a mean."""
+    return node.op.axes if isinstance(node.op, Reduce) and node.op.how in ("sum", "mean") else ()
+
+
+def _along(
+    graph: Graph, inside: Collection[Node], joins: Iterable[Node], axis: int, units: int, count: int
+) -> list[Parts]:
+    """The way to run nodes in parts of whole units along one axis of what the joins read, if there is one."""
+    ends = [units * part // count for part in range(count + 1)]
+    targets = {node: [_part(node, axis, units, *pair) for pair in itertools.pairwise(ends)] for node in joins}
+    parts = parts_up_to(graph, {*inside, *targets}, targets, axis, sums=True)
+    return [parts] if parts is not None and never_whole(graph, parts) else []
+
+
+def _part(node: Node, axis: int, units: int, start: int, stop: int) -> Narrowed:
+    """A sum over some units along one axis."""
+    (value, each) = node.inputs[0], node.inputs[0].shape[axis] // units
+    taken = start * each, (stop - start) * each, 1
+    cut = box_of(taken if i == axis else (0, extent, 1) for i, extent in enumerate(value.shape))
+    return Narrowed(node.op, [cut], [whole(node.outputs[0].shape)])
+
+
+def _head(graph: Graph, entropy: Node) -> tuple[list[Node], Node] | None:
+    """The nodes from the product that makes logits to the sum of their cross-entropies, if nobody else reads any."""
+    found = [entropy]
+    while not isinstance(found[0].op, MatMul):
+        before = graph.producer.get(found[0].inputs[0])
+        if before is None or len(graph.readers[before.outputs[0]]) > 1 or before.outputs[0] in graph.returned:
+            return None
+        found.insert(0, before)
+    while not _reduced(found[-1]):
+        readers = graph.readers[found[-1].outputs[0]]
+        if len(readers) != 1 or found[-1].outputs[0] in graph.returned:
+            return None
+        found += readers
+    return found, entropy

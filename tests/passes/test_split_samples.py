@@ -1,0 +1,279 @@
+"""Parts of the batch, forward and back: the same losses, gradients and updates as the whole step, in less memory."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.frontend.losses import attach_loss
+from foreplan.graph import Graph, parse_graph
+from foreplan.passes import PASSES, Fission, Settings, Stage, differentiate, run_passes, simplified
+from foreplan.passes.live_bytes import live_bytes
+from foreplan.passes.split_samples import (
+    in_turn,
+    samples_in_parts,
+    split_bands,
+    split_few,
+    split_logits,
+    split_samples,
+    split_to_loss,
+)
+from foreplan.units import parse_budget
+from tests.ops.check import evaluate
+from tests.profile import pick
+
+SMALL = "width=16,heads=2"
+TOKENS = f"batch=4,seq=8,layers=2,vocabulary=32,{SMALL}"
+GPT = f"gpt2_small:{TOKENS},dropout=0.1"
+NETS = (
+    GPT,
+    f"bert_base:{TOKENS}",
+    f"llama:{TOKENS},kv_heads=1,features=24",
+    f"vit_b16:batch=5,size=32,layers=2,{SMALL}",
+    f"t5_small:batch=4,seq=8,decoder_seq=6,layers=1,depth=8,features=24,vocabulary=32,{SMALL}",
+    "mixer_b16:batch=4,size=32,layers=2,width=16",
+    "convnext_tiny:batch=3,size=64,blocks=1,width=8",
+    "swin_t:batch=2,size=56,width=8,blocks=1,heads=1",
+    "ddpm_unet:batch=2,size=16,layers=1,width=8,groups=2",
+    "resnet18:batch=4,size=32",
+    "lstm_lm:batch=4,seq=3,layers=1,width=8,vocabulary=16",
+    "dlrm:batch=6,rows=16",
+    "mlp:batch=8,width=16,inputs=8,classes=4",
+    "conv_chain:size=24",
+    "unet:batch=1,size=32,width=4",
+)
+SIZES = ((512, 16), (16, 512))  # batch and width
+
+
+def forward(name: str) -> Graph:
+    """A net with its loss as the pass sees it, in float64."""
+    until = [each.name for each in PASSES].index("split_to_loss")
+    settings = Settings(outputs=(), attach=partial(attach_loss, loss=fp.models.default_loss(name)), trains=True)
+    graph = run_passes(fp.models.build(name), settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    return parse_graph(re.sub(r"array\(crc32=\w+\)", "fill(1)", graph.as_text().replace("float32", "float64")))
+
+
+def step_of(graph: Graph) -> Graph:
+    """The step that returns gradients."""
+    return simplified(in_turn(differentiate(graph), set(graph.nodes)))
+
+
+def results(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """The loss, gradients and updates; some targets are to be ignored."""
+    rng = np.random.default_rng(seed)
+    given = {}
+    for x in graph.inputs:
+        given[x.name] = rng.normal(size=x.shape) if x.dtype.is_float else rng.integers(0, 3, x.shape)
+        if x.name == "target" and not x.dtype.is_float:
+            given[x.name][..., :1] = np.where(rng.random((*x.shape[:-1], 1)) < 0.4, -100, given[x.name][..., :1])
+        given[x.name] = given[x.name].astype(x.dtype.numpy)
+    found = evaluate(graph, given, hard=False)
+    assert graph.loss is not None
+    named = {"loss": graph.loss, **graph.gradients, **{f"{old.name}/next": new for old, new in graph.updates.items()}}
+    return {name: found[value] for name, value in named.items()}
+
+
+def in_parts(graph: Graph) -> list[str]:
+    """The names of nodes that compute a part."""
+    return [node.name for node in graph.nodes if "/part" in node.name and not node.op.is_view]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_drawn_segments_give_the_same(name: str) -> None:
+    """Losses, gradients and updates, up to the order of additions: of layers from anywhere, in any number of parts."""
+    rng = Random(name)
+    graph = forward(name)
+    expected = results(step_of(graph))
+    tried = 0
+    begins = [0, *(rng.randrange(len(graph.nodes)) for _ in range(pick(2, 5, 30)))]
+    for begin in begins:
+        found = samples_in_parts(graph, graph.nodes[begin:], rng.choice((2, 3, 4)))
+        if found is None:
+            continue
+        for key, new in results(step_of(found[0])).items():
+            old = expected[key]
+            np.testing.assert_allclose(new, old, rtol=1e-7, atol=1e-9 * max(1, np.abs(old).max(initial=0)), err_msg=key)
+        tried += 1
+    assert tried
+
+
+def images(rng: Random) -> Graph:
+    """A drawn net of windows over images, with its loss over all pixels, in float64."""
+    batch, size = rng.choice((1, 1, 2)), (rng.randint(12, 40), rng.randint(5, 20))
+
+    def layer(x: fp.Tensor, i: int) -> fp.Tensor:
+        kind, channels, taps = rng.randrange(6), rng.choice((2, 4)), rng.choice((1, 2, 3, 5))
+        if kind < 3:
+            padding, dilation, stride = rng.randint(0, 2), rng.choice((1, 1, 2)), rng.choice((1, 1, 1, 2))
+            if min(x.shape[2:]) + 2 * padding <= dilation * (taps - 1) + stride:
+                return fp.nn.tanh(x)
+            groups = rng.choice((1, 2)) if x.shape[1] % 2 == 0 else 1
+            made = fp.nn.conv(
+                x, channels, taps, stride=stride, padding=padding, dilation=dilation, groups=groups, name=f"conv{i}"
+            )
+            return fp.nn.gelu(made) if rng.random() < 0.7 else made
+        if kind == 3 and min(x.shape[2:]) >= 4:
+            return fp.nn.max_pool(x, rng.choice((2, 3)), stride=rng.choice((1, 2)))
+        if kind == 4:
+            return np.concatenate([x, fp.nn.sigmoid(x)], axis=1) if x.shape[1] < 8 else x * x
+        return fp.nn.relu(x) + x
+
+    def model(x: fp.Tensor) -> fp.Tensor:
+        for i in range(rng.randint(2, 6)):
+            x = layer(x, i)
+        return fp.nn.conv(x, 3, 1, name="head")
+
+    traced = fp.trace(model, fp.spec((batch, 3, *size)), name="net")
+    until = [each.name for each in PASSES].index("split_to_loss")
+    loss = rng.choice(("mse", "mean", "cross_entropy", "l1"))
+    settings = Settings(outputs=(), attach=partial(attach_loss, loss=loss), trains=True)
+    graph = run_passes(traced, settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    return parse_graph(graph.as_text().replace("float32", "float64"))
+
+
+def test_bands_of_drawn_nets_give_the_same() -> None:
+    """Windows of any strides, dilations and pads, extents that nothing divides, and four losses."""
+    banded, added = 0, 0
+    for seed in range(pick(20, 60, 600)):
+        rng = Random(f"bands {seed}")
+        graph = images(rng)
+        count = rng.choice((2, 3, 4, 7))
+        found = samples_in_parts(graph, graph.nodes[rng.choice((0, 0, rng.randrange(len(graph.nodes)))) :], count)
+        if found is None:
+            continue
+        banded += f"in {count} parts along axis" in found[0].notes[-1]
+        added += "are computed twice" in found[0].notes[-1]
+        expected = results(step_of(graph))
+        for key, new in results(step_of(found[0])).items():
+            old = expected[key]
+            np.testing.assert_allclose(new, old, rtol=1e-7, atol=1e-9 * max(1, np.abs(old).max(initial=0)), err_msg=key)
+    assert banded > pick(8, 25, 250) and added > pick(4, 12, 120)
+
+
+def test_a_band_runs_back_before_the_next() -> None:
+    """Four bands of an image: a quarter of the activations, and what their windows share."""
+    graph = forward("conv_chain:size=320")
+    steps = []
+    for each in (graph, split_bands(graph, 4)):
+        steps.append(max(live_bytes(in_turn(differentiate(each), set(each.nodes)))))
+    assert steps[1] < 0.36 * steps[0]
+    assert "in 4 parts along axis 2 of what the loss adds up" in split_bands(graph, 4).notes[-1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv_chain:size=16",  # eight windows reach through all of so small an image
+        "resnet18:batch=4,size=32",  # its loss adds up samples alone
+    ],
+)
+def test_what_has_no_bands(name: str) -> None:
+    graph = forward(name)
+    assert split_bands(graph, 4) is graph
+
+
+def test_each_part_runs_back_before_the_next() -> None:
+    """With four parts, the activations of one are there: a quarter."""
+    graph = forward("gpt2_small:batch=4,seq=64,layers=4,width=64,heads=2,vocabulary=32")
+    found = samples_in_parts(graph, graph.nodes, 4)
+    assert found is not None
+    weights = sum(value.type.nbytes for value in graph.parameters)
+    step = differentiate(found[0])
+    steps = differentiate(graph), step, in_turn(step, set(found[0].nodes))
+    whole, listed, turns = (max(live_bytes(each)) - weights for each in steps)
+    assert turns < 0.35 * whole < 0.6 * listed
+
+
+def test_gradients_are_added_up_in_place() -> None:
+    """The product that gives the next part's share takes the sum so far."""
+    graph = forward("mlp:batch=8,width=16,inputs=8,classes=4")
+    found = samples_in_parts(graph, graph.nodes, 4)
+    assert found is not None
+    step = step_of(found[0])
+    adding = [node for node in step.nodes if node.op.name == "matmul" and len(node.inputs) == 3]
+    weights = [value for value in graph.parameters if len(value.shape) == 2]
+    assert sum(node.outputs[0].shape == value.shape for node in adding for value in weights[:1]) >= 3
+
+
+def test_batch_norm_joins_samples() -> None:
+    """Only what follows the last one runs in parts."""
+    graph = forward("resnet18:batch=4,size=32")
+    found = samples_in_parts(graph, graph.nodes, 2)
+    assert found is not None
+    parts = in_parts(found[0])
+    assert any("fc" in name for name in parts) and not any("bn" in name for name in parts)
+    assert split_samples(graph) is graph  # far too little
+
+
+def test_large_logits_are_made_some_rows_at_a_time() -> None:
+    graph = forward("gpt2_small:batch=2,seq=512,layers=1,width=8,heads=1,vocabulary=40000")
+    found = samples_in_parts(graph, graph.nodes, 2)
+    assert found is not None
+    before, after = (
+        max(value.type.nbytes for node in each.nodes for value in node.outputs if 40000 in value.shape)
+        for each in (found[0], split_logits(found[0]))
+    )
+    assert after <= parse_budget("56MiB") < before
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (15,)])
+def test_rows_of_logits_give_the_same(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along both axes, in parts that are not equal."""
+    monkeypatch.setattr("foreplan.passes.split_samples.LOGITS_BYTES", 4 * 64)
+
+    def model(x: fp.Tensor) -> fp.Tensor:
+        return fp.nn.linear(fp.nn.linear(x, 6, name="first"), 8, name="head")
+
+    traced = fp.trace(model, fp.spec((*shape, 4)), name="net")
+    until = [each.name for each in PASSES].index("split_to_loss")
+    settings = Settings(outputs=(), attach=partial(attach_loss, loss="cross_entropy"), trains=True)
+    graph = run_passes(traced, settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    graph = parse_graph(graph.as_text().replace("float32", "float64"))
+    rows = split_logits(graph)
+    assert len(rows.nodes) > len(graph.nodes)
+    expected = results(step_of(graph))
+    for key, new in results(step_of(rows)).items():
+        np.testing.assert_allclose(new, expected[key], rtol=1e-9, atol=1e-12)
+
+
+def test_what_weighs_more_stays_whole() -> None:
+    """Gradients that wait are held against activations."""
+    few, many = (forward(f"mlp:batch={batch},width={width},layers=6,inputs=8,classes=4") for batch, width in SIZES)
+    assert "operations from 'hidden0/matmul' to the loss, and back" in split_samples(few).notes[-1]
+    assert split_samples(many) is many
+
+
+def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
+    graph = forward("mlp:batch=839,width=64,layers=6,inputs=8,classes=4")  # a prime number
+    usual, few = split_samples(graph).notes[-1], split_few(graph).notes[-1]
+    assert 4 < int(usual.split(" run in ")[1].split()[0]) < 128 and " run in 4 parts of the batch" in few
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"nowhere..loss": 2}, "'nowhere' names no operation"),
+        ({"h.0..loss": 40}, "nothing before the loss can run in 40 parts; the batch has 4 samples"),
+    ],
+)
+def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
+    with pytest.raises(fp.UsageError, match=re.escape(told)):
+        split_to_loss(forward(GPT), entries)
+
+
+def test_a_range_to_the_loss() -> None:
+    graph = split_to_loss(forward(GPT), {"h.1..loss": 4})
+    parts = in_parts(graph)
+    assert any(name.startswith("h.1.") for name in parts) and not any(name.startswith("h.0.") for name in parts)
+
+
+def test_settings_tell_the_two_kinds_of_ranges_apart() -> None:
+    split = (("h.0", 2), ("h.1..loss", 4))
+    both = Settings(trains=True, split=split, fission=Fission.OFF)
+    assert (both.to_loss, both.segments) == ({"h.1..loss": 4}, {"h.0": 2})
+    assert Settings(split=split).segments == dict(split)
