@@ -51,6 +51,16 @@ SHORT = Effort(
         ejection_pair=1,
         ejections=(2_000_000, 500_000, 500_000),
         ejections_of_parts=(200_000,),
+        dive_pair=1_600,
+        dive_work=20_000_000,
+        mending=10_000_000,
+        mending_large=80_000_000,
+        stretch=4_000_000,
+        stretch_large=10_000_000,
+        chains=2_000_000,
+        chains_pair=2,
+        chains_most=15_000_000,
+        pushed=5_000_000,
     ),
 )
 
