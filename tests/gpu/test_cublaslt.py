@@ -56,7 +56,7 @@ def compile_cpp(text: str, *options: str) -> None:
 @with_headers
 def test_names_and_numbers_are_the_headers() -> None:
     names = {name: value for name, value in vars(cublaslt).items() if name.startswith(("CUBLAS", "CUDA"))}
-    assert len(names) == 23
+    assert len(names) == 24
     lines = ['#include "cublaslt.h"', *(f'static_assert({name} == {value}, "");' for name, value in names.items())]
     compile_cpp("\n".join(lines), "-fsyntax-only")
 
@@ -199,19 +199,31 @@ def test_what_cannot_be_used_is_passed_over(library: Cublaslt) -> None:
         library.library.shim_offers_first(cublaslt.CANDIDATES)
         with pytest.raises(PlanError) as told:
             library.multiplying(product, (256, 512, 768, 768), 0, STREAM)
-        for reason in ("no algorithm", "needs 513", "leave out terms of sums in 599 parts", "Check .*NOT_SUPPORTED"):
+        for reason in ("no algorithm", "needs 1025", "leave out terms of sums in 599 parts", "Check .*NOT_SUPPORTED"):
             assert re.search(reason, str(told.value))
     finally:
         library.library.shim_offers_first(0)
 
 
 @with_headers
+def test_sums_are_not_split_where_every_split_leaves_out_terms(library: Cublaslt) -> None:
+    """As cuBLASLt 13.1 offers for 1536 x 384 x 12544 in bfloat16 on Hopper: parts of 3 and 5 alone."""
+    product, places = product_of((5, 600), (600, 6)), Memory(1 << 20, 0)
+    start = places.bytes.ctypes.data
+    try:
+        library.library.shim_splits(1)
+        library.multiplying(product, (start, start + 65536, *[start + 131072] * 2), start + (1 << 19), STREAM)()
+    finally:
+        library.library.shim_splits(0)
+
+
+@with_headers
 def test_what_it_cannot_do_is_told(library: Cublaslt) -> None:
     product, places = product_of((5, 600), (600, 6)), (256, 512, 768, 768)
     try:
-        library.library.shim_needs_more(ctypes.c_uint64(1))
+        library.library.shim_needs_more(ctypes.c_uint64(1 << 20))
         with pytest.raises(
-            PlanError, match=r"13\.2\.3 cannot multiply 6 x 5 x 600, float32 to float32 within 512 .* needs 513;"
+            PlanError, match=r"13\.2\.3 cannot multiply 6 x 5 x 600, float32 to float32 within 1024 .* needs 1049600, "
         ):
             library.multiplying(product, places, 0, STREAM)
     finally:

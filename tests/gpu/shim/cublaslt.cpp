@@ -30,6 +30,7 @@ Handle handle;
 int alive = 0;
 uint64_t more_than_allowed = 0;
 int unusable = 0;  // algorithms that come before the one that can be used
+bool splits = false;  // whether all algorithms that may split sums leave out terms
 
 template <class To, class From> To *as(From *from) { return reinterpret_cast<To *>(from); }
 
@@ -77,6 +78,7 @@ extern "C" {
 int shim_alive() { return alive; }
 void shim_needs_more(uint64_t bytes) { more_than_allowed = bytes; }
 void shim_offers_first(int count) { unusable = count; }
+void shim_splits(int whether) { splits = whether; }
 
 size_t cublasLtGetVersion() { return 130203; }
 size_t cublasLtGetCudartVersion() { return 13020; }
@@ -159,7 +161,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     const bool biased = operation.epilogue == CUBLASLT_EPILOGUE_BIAS;
     if (!biased && operation.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (biased && (!operation.bias || reinterpret_cast<uintptr_t>(operation.bias) % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (preference.schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool may_split = preference.schemes == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (!may_split && preference.schemes != CUBLASLT_REDUCTION_SCHEME_NONE) return CUBLAS_STATUS_NOT_SUPPORTED;
     *returned = unusable < count ? unusable + 1 : count;
     for (int n = 0; n < *returned; ++n) {
         auto &algo = found[n].algo;
@@ -167,7 +170,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         algo.data[0] = n < unusable ? UNUSABLE : CHOSEN;
         for (int i = 0; i < 4; ++i) algo.data[1 + i] = preference.alignment[i];
         found[n].workspaceSize = algo.data[5] = preference.most + more_than_allowed;
-        algo.data[ID] = 66, algo.data[PARTS] = 1;
+        algo.data[ID] = 66, algo.data[PARTS] = splits && may_split ? sizes[2] - 1 : 1;
         if (n == unusable) break;
         if (n % 4 == 0) found[n].state = CUBLAS_STATUS_NOT_SUPPORTED;
         if (n % 4 == 1) ++found[n].workspaceSize;
