@@ -39,6 +39,7 @@ WORD = 8  # bytes of a payload with its workspace's size; the plan follows
 # float32, and engine 0, which there is for every shape and which takes one element of the result at a time.
 HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
+PLAIN_AT_ONCE = 256  # gradients of weights that engine 0 makes together: 18 of them take as long (H200)
 # Output and input channels that such engines compute together: fewer are filled up to this number.
 TOGETHER_ON_HOPPER, TOGETHER, IN_FLOAT32, IN_NARROW = (64, 64), (64, 16), (32, 8), (32, 1)
 # Engine 67 without tensor cores: one multiprocessor computes all sums of a weight's gradient.
@@ -98,7 +99,7 @@ def _without_tensor_cores(op: ConvOp, engine: str, y: Window, device: Device) ->
     """The share of float32's peak that an engine reaches, and the channels that it computes together."""
     of_weights = isinstance(op, ConvWeightGrad)
     if engine == "eng0":
-        return PLAIN_OF_WEIGHTS if of_weights else PLAIN, (1, 1)
+        return PLAIN_OF_WEIGHTS * min(1, y.type.size / PLAIN_AT_ONCE) if of_weights else PLAIN, (1, 1)
     if y.type.dtype.is_narrow:
         return WITHOUT_TENSOR_CORES, IN_NARROW
     if engine == "eng67" and of_weights:
