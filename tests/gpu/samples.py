@@ -120,6 +120,7 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Gather(0), [*of(dtype, (100, 64)), *whole]
     yield ScatterAdd(0, (100, 64)), [*whole, *of(dtype, (32, 64))]
     yield ScatterAdd(0, (50_000, 64)), [*of("int64", (5000,)), *of(dtype, (5000, 64), (50_000, 64))]
+    yield ScatterAdd(0, (2, 64)), [*of("int64", (10_000,)), *of(dtype, (10_000, 64))]
     yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)
