@@ -98,11 +98,8 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
     bits = max(1, ceil_div((extent - 1).bit_length(), passes))
     results = outer * extent * (inner // vector)
-    parts = (
-        _parts(count // max(1, extent), results, y.type.size, device)
-        if many and not isinstance(op, ScatterReduce)
-        else 1
-    )
+    adds = not isinstance(op, ScatterReduce)
+    parts = _parts(count // max(1, extent), results, y.type.size, device) if adds else 1
     index = index_type(max(units, extent, parts * results))
     defines: Defines = (
         ("ELEMENT", y.type.dtype),
