@@ -5,6 +5,10 @@
 // a thread for a part of a slice: the thread at the first position of a place adds up all slices of that place. Only
 // counts use atomics.
 //
+// Where places are few, `scatter_parts` takes its place: the slices of each place are divided into parts, and a thread
+// adds up a part of a slice over one of these. Sums are [parts, outer, n, inner], and are added up afterwards; the first
+// part has what the table holds.
+//
 // PLACE is the type of indices, INDEX that of positions, BITS are those of a digit. VECTOR elements of a slice lie side
 // by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS: the table
 // already holds numbers. HOW says what becomes of two numbers: ADD, MULTIPLY, LEAST or MOST; NaN stays NaN. Tensors are
@@ -136,6 +140,8 @@ struct Arguments {
     i64 outer, count, inner;  // count: of indices
     const INDEX *positions, *places;
     Folded table, slices;
+    i64 extent, parts;
+    Wide<ELEMENT>* sums;  // of parts
 };
 
 typedef Vector<ELEMENT, VECTOR> Elements;
@@ -148,16 +154,12 @@ template <bool ALIGNED> __device__ inline Elements elements_at(const char* from)
     return found;
 }
 
-// Adds a part of all slices of one place, from a sorted position on, to that part of the table.
-template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, INDEX slot, const char* from, char* to) {
+// Combines sums with a part of the slices of one place, from a sorted position on up to the last of them, if not to
+// another one before.
+template <bool ALIGNED>
+__device__ inline void sum_up(const Arguments& a, INDEX slot, INDEX last, const char* from, Wide<ELEMENT> (&sums)[VECTOR]) {
     constexpr int TAKEN = ALIGNED ? AHEAD : 1;
-    const INDEX place = a.places[slot], last = static_cast<INDEX>(a.count) - 1;
-    Wide<ELEMENT> sums[VECTOR] = {};
-    if constexpr (ADDS) {
-        const Elements there = elements_at<ALIGNED>(to);
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) sums[i] = widened(there.at[i]);
-    }
+    const INDEX place = a.places[slot];
     for (int taken = TAKEN; taken == TAKEN; slot += TAKEN) {
         INDEX positions[TAKEN], places[TAKEN];
         Elements found[TAKEN];
@@ -179,6 +181,19 @@ template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, IN
 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i) sums[i] = combined(sums[i], widened(found[k].at[i]));
     }
+}
+
+template <bool ALIGNED> __device__ inline void read_table(const char* from, Wide<ELEMENT> (&sums)[VECTOR]) {
+    const Elements there = elements_at<ALIGNED>(from);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) sums[i] = widened(there.at[i]);
+}
+
+// Adds a part of all slices of one place, from a sorted position on, to that part of the table.
+template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, INDEX slot, const char* from, char* to) {
+    Wide<ELEMENT> sums[VECTOR] = {};
+    if constexpr (ADDS) read_table<ALIGNED>(to, sums);
+    sum_up<ALIGNED>(a, slot, static_cast<INDEX>(a.count) - 1, from, sums);
     Elements result;
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) result.at[i] = narrowed<ELEMENT>(sums[i]);
@@ -187,6 +202,10 @@ template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, IN
     else
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) reinterpret_cast<ELEMENT*>(to)[i] = result.at[i];
+}
+
+__device__ inline bool is_whole(const Arguments& a) {
+    return VECTOR == 1 || (is_aligned<ELEMENT, VECTOR>(a.table.start) && is_aligned<ELEMENT, VECTOR>(a.slices.start));
 }
 
 extern "C" __global__ void __launch_bounds__(ADDING) scatter_add(const Arguments a) {
@@ -199,8 +218,39 @@ extern "C" __global__ void __launch_bounds__(ADDING) scatter_add(const Arguments
     const i64 first = static_cast<i64>(unit - slice * parts) * VECTOR;
     char* to = a.table.start + outer * a.table.outer_step + place * a.table.step + first * a.table.inner_step;
     const char* from = a.slices.start + outer * a.slices.outer_step + first * a.slices.inner_step;
-    if (VECTOR == 1 || (is_aligned<ELEMENT, VECTOR>(a.table.start) && is_aligned<ELEMENT, VECTOR>(a.slices.start)))
-        add_slices<true>(a, slot, from, to);
-    else
-        add_slices<false>(a, slot, from, to);
+    if (is_whole(a)) add_slices<true>(a, slot, from, to);
+    else add_slices<false>(a, slot, from, to);
+}
+
+extern "C" __global__ void __launch_bounds__(ADDING) scatter_parts(const Arguments a) {
+    const INDEX unit = static_cast<INDEX>(blockIdx.x) * ADDING + threadIdx.x;
+    const INDEX vectors = static_cast<INDEX>(a.inner) / VECTOR, extent = static_cast<INDEX>(a.extent);
+    const INDEX row = unit / vectors, rows = row / extent, place = row - rows * extent;
+    const INDEX part = rows / static_cast<INDEX>(a.outer), outer = rows - part * static_cast<INDEX>(a.outer);
+    if (part >= static_cast<INDEX>(a.parts)) return;
+    const INDEX count = static_cast<INDEX>(a.count);
+    INDEX begin = 0, end = 0, step = 1;  // the sorted positions of the place, found by halves
+    while (step <= count / 2) step *= 2;
+    for (; step; step /= 2) {
+        if (begin + step <= count && a.places[begin + step - 1] < place) begin += step;
+        if (end + step <= count && a.places[end + step - 1] <= place) end += step;
+    }
+    const u64 all = end - begin;
+    end = begin + static_cast<INDEX>(all * (part + 1) / static_cast<u64>(a.parts));
+    begin += static_cast<INDEX>(all * part / static_cast<u64>(a.parts));
+    const i64 first = static_cast<i64>(unit - row * vectors) * VECTOR;
+    const char* to = a.table.start + outer * a.table.outer_step + place * a.table.step + first * a.table.inner_step;
+    const char* from = a.slices.start + outer * a.slices.outer_step + first * a.slices.inner_step;
+    Wide<ELEMENT> sums[VECTOR] = {};
+    const bool whole = is_whole(a);
+    if (ADDS && part == 0) {
+        if (whole) read_table<true>(to, sums);
+        else read_table<false>(to, sums);
+    }
+    if (begin < end) {
+        if (whole) sum_up<true>(a, begin, end - 1, from, sums);
+        else sum_up<false>(a, begin, end - 1, from, sums);
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) a.sums[static_cast<i64>(unit) * VECTOR + i] = sums[i];
 }

@@ -93,7 +93,8 @@ class ReadAt(Op):
 
 @dataclass(frozen=True)
 class AddAt(Op):
-    """Ops that add updates (input 1) at indices (input 0), in the order of the indices: the same bits every time.
+    """Ops that add updates (input 1) at indices (input 0): the same bits every time. Updates are added in the order of
+    the indices; a card adds thousands of them at a place in parts.
 
     Attributes:
         axis: which the indices count along, not negative.

@@ -72,7 +72,14 @@ def samples(dtype: str) -> Iterator[Sample]:
         of(dtype, (1, 4, 4, 2, 4), (4, 3, 2, 2, 2)),
     )
     yield ConvWeightGrad(*plain, kernel=(3, 3)), of(dtype, image, image)
-    yield ConvWeightGrad(*plain, groups=64, kernel=(3, 3)), of(dtype, image, image)
+    yield ConvWeightGrad(*plain, groups=32, kernel=(3, 3)), of(dtype, image, image)
+    for kernel, steps, many, gaps in ((3, 1, 64, 1), (5, 2, 64, 1), (7, 1, 64, 1), (3, 1, 128, 2), (8, 1, 64, 3)):
+        alone = Conv((steps, steps), ((kernel // 2 * gaps, kernel // 2 * gaps),) * 2, (gaps, gaps), 64)
+        x, w = of(dtype, (2, 64, 32, 32), (many, 1, kernel, kernel))
+        (y,) = alone.infer([x, w])
+        yield alone, [x, w, *of(wide, (many,))]
+        yield ConvDataGrad(*alone.geometry, spatial=(32, 32)), [y, w]
+        yield ConvWeightGrad(*alone.geometry, kernel=(kernel, kernel), wide=True), [x, y]
     yield ChannelMoments(), of(dtype, image)
     yield BatchNormGrad(1e-5), [*of(dtype, image), *vector * 3, *of(dtype, image)]
     one, two = "where(a0, a1, 0.0)", "where(a0, (a1 + a2), 0.0)"
@@ -113,6 +120,7 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Gather(0), [*of(dtype, (100, 64)), *whole]
     yield ScatterAdd(0, (100, 64)), [*whole, *of(dtype, (32, 64))]
     yield ScatterAdd(0, (50_000, 64)), [*of("int64", (5000,)), *of(dtype, (5000, 64), (50_000, 64))]
+    yield ScatterAdd(0, (2, 64)), [*of("int64", (10_000,)), *of(dtype, (10_000, 64))]
     yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)

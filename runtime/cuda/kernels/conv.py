@@ -1,4 +1,6 @@
-"""Convolution and its gradients as products whose columns are read from the images, without a copy of them."""
+"""Convolution and its gradients as products whose columns are read from the images, without a copy of them; those of
+one input channel a group by kernels of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from foreplan.graph.op import Windows
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.kernels import depthwise
 from foreplan.runtime.cuda.kernels.product import Batch, Images, Plain, Product, product_kernel
 from foreplan.runtime.cuda.kernels.reduce import Axis
 from foreplan.runtime.cuda.launch import LaunchKernel, added_in_place, input_at, output_at
@@ -20,6 +23,8 @@ MOST_AXES = 3
 def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """y[position, filter] = Σ x · w over taps and channels."""
     assert isinstance(op, Conv)
+    if depthwise.serves(op, inputs, outputs):
+        return depthwise.results(op, inputs, outputs, device)
     x, w, *rest = inputs
     (y,) = outputs
     _check(x, w)
@@ -47,6 +52,8 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
 def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """dx[element, channel] = Σ g · w over taps and filters: g is read where the tap of a window lies on the element."""
     assert isinstance(op, ConvDataGrad)
+    if depthwise.serves(op, inputs, outputs):
+        return depthwise.results(op, inputs, outputs, device)
     g, w, *rest = inputs
     (dx,) = outputs
     _check(g, w)
@@ -82,6 +89,8 @@ def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> 
 def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """dw[filter, tap and channel] = Σ g · x over positions."""
     assert isinstance(op, ConvWeightGrad)
+    if depthwise.serves(op, inputs, outputs):
+        return depthwise.weights(op, inputs, outputs, device)
     x, g, *rest = inputs
     (dw,) = outputs
     _check(x, dw)

@@ -1,4 +1,6 @@
-"""Slices that are read or added at the places of indices; sums are taken in the order of the indices."""
+"""Slices that are read or added at the places of indices. Sums are taken in the order of the indices, or in parts where
+places have thousands of slices.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import copies, index_type
+from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import (
     Clear,
     Defines,
@@ -34,6 +37,13 @@ SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions
 ADDING = 128  # threads of a block that adds
 MOST_BITS = 9  # of a digit that is sorted by
 MANY, FEW_BYTES = 16, 4  # from so many slices a place on, fewer bytes of more slices are read at a time
+LONG = 4096  # slices a place on average, from which on they are added in parts, and not in the order of the indices
+AHEAD = 32  # slices that a thread reads before it adds, if a place has many
+BUSY = 512  # threads that add in parts, for each multiprocessor
+MOST_PARTS, PARTS_BYTES = 512, 4 << 20
+# What is assumed of times, not measured: how many times the mean the fullest place has, as in T5's relative positions;
+# and nanoseconds for a thread to read AHEAD slices.
+FULLEST, STEP = 9, 1700
 _BYTES = {"u32": 4, "u64": 8}
 _HOW = {"mul": 1, "min": 2, "max": 3}  # as `scatter_add.cu` has them
 
@@ -62,7 +72,9 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Zeros, or a copy of the summand; positions sorted by place, in the workspace; and one launch that adds."""
+    """Zeros, or a copy of the summand; positions sorted by place, in the workspace; and one launch that adds. Where
+    places have thousands of slices each, one adds these in parts, and one adds the parts up.
+    """
     assert isinstance(op, ScatterAdd)
     indices, updates, *base = inputs
     (y,), behind = outputs, len(op.shape) - op.axis - 1
@@ -85,23 +97,54 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     units = outer * count * (inner // vector)
     passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
     bits = max(1, ceil_div((extent - 1).bit_length(), passes))
-    index = index_type(max(units, extent))
+    results = outer * extent * (inner // vector)
+    adds = not isinstance(op, ScatterReduce)
+    parts = _parts(count // max(1, extent), results, y.type.size, device) if adds else 1
+    index = index_type(max(units, extent, parts * results))
     defines: Defines = (
         ("ELEMENT", y.type.dtype),
         ("PLACE", indices.type.dtype),
         ("VECTOR", vector),
         ("INDEX", index),
         ("BITS", bits),
-        ("AHEAD", 32 if many else 8),
+        ("AHEAD", AHEAD if many else 8),
         ("ADDS", int(bool(base))),
         ("HOW", _HOW[op.how] if isinstance(op, ScatterReduce) else 0),
     )
     order = _Order(defines, count, extent, passes, bits, index)
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
-    words += [output_at(0), *folded[0], input_at(1), *folded[1]]
-    found.append(launch("scatter_add.cu", "scatter_add", ceil_div(units, ADDING), words, defines, threads=ADDING))
-    return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites)
+    words += [output_at(0), *folded[0], input_at(1), *folded[1], extent, parts]
+    nanoseconds = None
+    if many:
+        steps = ceil_div(FULLEST * count, max(1, extent) * parts * AHEAD)
+        moved = op.cost([x.type for x in inputs], [y.type]).nbytes / device.bytes_per_second
+        nanoseconds = round(moved * 1e9) + STEP * steps
+    if parts == 1:
+        words.append(0)
+        found.append(launch("scatter_add.cu", "scatter_add", ceil_div(units, ADDING), words, defines, threads=ADDING))
+        return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites, nanoseconds=nanoseconds)
+    wide, nbytes = y.type.dtype.wide, y.type.size * y.type.dtype.wide.itemsize
+    sums = order.scratch.take(parts * nbytes)
+    blocks = ceil_div(parts * results, ADDING)
+    found.append(launch("scatter_add.cu", "scatter_parts", blocks, [*words, sums], defines, threads=ADDING))
+    terms = Terms(sums, wide, (Axis(y.type.size, wide.itemsize),), (Axis(parts, nbytes),))
+    found.append(reduction("sum", terms, output_at(0), y.type.dtype, 1, None))
+    return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites, nanoseconds=nanoseconds)
+
+
+def _parts(slices: int, threads: int, elements: int, device: Device) -> int:
+    """Parts of each place's slices that keep the multiprocessors busy, none of them short; one for a few slices.
+
+    Args:
+        slices: of a place, if each has as many.
+        threads: that add in each part.
+        elements: of the table.
+    """
+    if slices < LONG:
+        return 1
+    wanted = BUSY * device.multiprocessors // threads
+    return max(1, min(wanted, slices // AHEAD, MOST_PARTS, PARTS_BYTES // (8 * elements)))
 
 
 class _Order:

@@ -1,20 +1,31 @@
 """Assumed times of kernels, in nanoseconds: by the roofline, at the share of a card's peak that they reach.
 
-Every share was measured on an H100; it is the median of the cases that stand beside it.
+Shares were measured on an H100, and are medians of the cases that stand beside them, except where another card is named
+or a share is called assumed.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
 from foreplan.ops.attention.ops import Attention
-from foreplan.ops.conv.ops import ConvWeightGrad
+from foreplan.ops.conv.common import ConvOp
+from foreplan.ops.conv.ops import ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.units import align_up
+from foreplan.runtime.cuda.kernels import depthwise
+from foreplan.runtime.cuda.kernels.product import DEPTH, parts_of, tile_of
+from foreplan.units import align_up, ceil_div
 
 # Foreplan's own kernels, which use no tensor cores: convolutions, and gradients of their weights; and how many channels
 # of the result they compute together.
 CONVOLUTION, WEIGHT_GRADIENT, TOGETHER = 0.03, 0.01, 16
+# Likewise in several groups: of what is computed, in whole tiles for each group, if there are BLOCKS tiles of 32 x 32
+# for each multiprocessor (H200: depthwise convolutions of EfficientNet-B0 as products, batch 128).
+GROUPED, BLOCKS = 0.055, 5
+# Depthwise convolutions and their data gradients, and gradients of their weights: assumed, not measured.
+DEPTHWISE, DEPTHWISE_WEIGHTS = 0.05, 0.04
 # Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal).
 ATTENTION, ATTENTION_GRADIENT = 0.24, 0.17
 
@@ -30,10 +41,38 @@ def roofline(
 
 def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
     """The time of foreplan's own kernel for a convolution or a gradient of one."""
+    assert isinstance(op, ConvOp)
     of_weights = isinstance(op, ConvWeightGrad)
+    if depthwise.serves(op, inputs, outputs):
+        reached = DEPTHWISE_WEIGHTS if of_weights else DEPTHWISE
+        return round(roofline(op, inputs, outputs, device, "float32", reached))
+    if op.groups > 1:
+        return round(roofline(op, inputs, outputs, device, "float32", _in_groups(op, inputs, outputs, device)))
     channels = outputs[0].shape[0 if of_weights else 1]
     reached = (WEIGHT_GRADIENT if of_weights else CONVOLUTION) * channels / max(1, align_up(channels, TOGETHER))
     return round(roofline(op, inputs, outputs, device, "float32", reached or CONVOLUTION))
+
+
+def _in_groups(op: ConvOp, inputs: Windows, outputs: Windows, device: Device) -> float:
+    """The share of the peak that products of several groups reach: a tile has results of one group alone, and terms
+    come in steps. A data gradient goes over all taps, also those that meet no window.
+    """
+    w = outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]
+    filters, own, taps = w.shape[0] // op.groups, w.shape[1], prod(w.shape[2:])
+    images = inputs[1] if isinstance(op, ConvWeightGrad) else outputs[0]
+    positions = images.shape[0] * prod(images.shape[2:])
+    if isinstance(op, ConvWeightGrad):
+        rows, columns, terms = filters, own * taps, positions
+    elif isinstance(op, ConvDataGrad):
+        rows, columns, terms = positions, own, filters * taps
+    else:
+        rows, columns, terms = positions, filters, own * taps
+    tile = tile_of(rows, columns)
+    tiles = op.groups * max(1, ceil_div(rows, tile) * ceil_div(columns, tile))
+    flops = op.flops([x.type for x in inputs], [y.type for y in outputs])
+    share = flops / (2 * tile**2 * tiles * max(DEPTH, align_up(terms, DEPTH)))
+    blocks = tiles * parts_of(terms, tiles, device) * (tile // 32) ** 2
+    return GROUPED * min(1.0, blocks / (BLOCKS * device.multiprocessors)) * share or GROUPED
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:

@@ -126,6 +126,11 @@ class Batch:
     added: int = 0
 
 
+def tile_of(rows: int, columns: int) -> int:
+    """Rows and columns of results that a block makes."""
+    return 64 if min(rows, columns) > 32 else 32
+
+
 @dataclass(frozen=True)
 class Product:
     """y[m, n] = Σ_k a[m, k] · b[n, k] (+ added[m, n]), for each place of some batch axes.
@@ -157,7 +162,7 @@ class Product:
     @property
     def tile(self) -> int:
         """Rows and columns that a block makes."""
-        return 64 if min(self.rows, self.columns) > 32 else 32
+        return tile_of(self.rows, self.columns)
 
     def blocks(self) -> tuple[int, int]:
         """Tiles down and across."""
@@ -230,8 +235,15 @@ def product_launch(product: Product, parts: int = 1) -> Launch:
     return launch("product.cu", "product", grid, words, defines, threads=(product.tile // 4) ** 2)
 
 
+def parts_of(terms: int, blocks: int, device: Device) -> int:
+    """The number of parts of the sums that keep the multiprocessors busy, none of them short.
+
+    Args:
+        blocks: for whole sums.
+    """
+    return max(1, min(2 * device.multiprocessors // blocks, terms // LEAST_TERMS, MOST_PARTS))
+
+
 def _parts(product: Product, device: Device) -> int:
-    """The number of parts of the sums that keep the multiprocessors busy, none of them short."""
     down, across = product.blocks()
-    wanted = 2 * device.multiprocessors // (down * across * product.batches)
-    return max(1, min(wanted, product.terms // LEAST_TERMS, MOST_PARTS))
+    return parts_of(product.terms, down * across * product.batches, device)
