@@ -37,8 +37,8 @@ from tests.sweep.table import ENTRIES
 
 opened_or_skipped()
 pytestmark = pytest.mark.cuda
-KINDS = "attention conv index join linear_cross_entropy lines map matmul multiply norm other_types pool random"
-KINDS += " reduce resize rows"
+KINDS = "attention conv depthwise index join linear_cross_entropy lines map matmul multiply norm other_types pool"
+KINDS += " random reduce resize rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
 ENGINES_FOLDER = Path(__file__).parents[1] / "engines"  # whose tests every engine's kernels run
 SHARED = [importlib.import_module(f"tests.engines.{path.stem}") for path in sorted(ENGINES_FOLDER.glob("test_*.py"))]
