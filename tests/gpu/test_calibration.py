@@ -26,7 +26,7 @@ from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn
 from tests.gpu.compiled import needs_gcc
 
-CARD = device_named("h200")  # of which no calibration comes with foreplan
+CARD = device_named("b200")  # of which no calibration comes with foreplan
 SHIPPED = read_entries(
     (Path(calibration.__file__).parent / "runtime" / "cuda" / CARDS.file).read_text(), CARDS.file, CARDS
 )
@@ -186,7 +186,7 @@ def test_what_is_recorded_is_read_back(settings: Path) -> None:
 
 
 def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target=CudaTarget("h200"))
+    step = fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target=CudaTarget("b200"))
 
     def told() -> dict[str, tuple[int, str]]:
         return {part.name: (part.nbytes, part.basis) for part in outside(step.program, step.plan, Use())[1:]}
@@ -230,7 +230,7 @@ def test_a_broken_file_is_told_and_left_as_it_is(text: str | bytes, told: str) -
 
 
 def _estimate() -> None:
-    fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target="cuda:h200").estimate()
+    fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target="cuda:b200").estimate()
 
 
 @pytest.mark.parametrize("home", ["~", "", "here"])

@@ -66,6 +66,17 @@ def test_rows_of_all_batches_make_one_product_where_they_share_b() -> None:
     assert (turned.d.rows, turned.d.columns, turned.batch, turned.a.stride) == (48, 16, 8, 0)
 
 
+def test_positions_of_images_in_c_order_make_rows() -> None:
+    """Of channels that come last in the shape alone: one product an image, not one for each row of its positions."""
+    x, w = f32(64, 7, 7, 20), f32(20, 30)
+    windows = [Window(type_of(x), (20 * 49 * 4, 7 * 4, 4, 49 * 4)), Window.dense(type_of(w))]
+    (call,) = calls(MatMul(), windows=windows)
+    assert (call.d.rows, call.d.columns, call.terms, call.batch) == (30, 49, 20, 64)
+    assert (call.transpose_b, call.b.leading) == (True, 49)
+    one = Window(type_of(f32(3, 5, 1, 20)), (20 * 4, 0, 0, 4))  # a row of each, over and over
+    assert [call.batch for call in calls(MatMul(), windows=[one, windows[1]])] == [5] * 3
+
+
 def test_views() -> None:
     """Heads of packed rows; every other row; columns of a wider matrix; what is added to has gaps."""
     x, w = f32(2, 3, 9, 16), f32(2, 3, 16, 9)

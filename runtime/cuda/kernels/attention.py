@@ -90,7 +90,7 @@ def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
     return reduction("sum", terms, output_at(3), mask.type.dtype, 1, None)
 
 
-def _tile(e: Extents, rows: int, gradient: bool) -> tuple[int, int]:
+def tile_of(e: Extents, rows: int, gradient: bool) -> tuple[int, int]:
     """How many of `rows` rows a block has, and how many rows of the other side it takes at a time.
 
     Raises:
@@ -145,7 +145,7 @@ def _launch(
 ) -> Launch:
     """A block for every tile of `rows` rows, in each of `heads` heads."""
     of_mask: DType = mask[1].type.dtype if mask else FLOAT32
-    tall, wide = _tile(e, rows, isinstance(op, AttentionGrad))
+    tall, wide = tile_of(e, rows, isinstance(op, AttentionGrad))
     defines: Defines = (
         ("ELEMENT", e.dtype),
         ("MASK_ELEMENT", of_mask),

@@ -26,8 +26,8 @@ CUBLASLT = "cublaslt"  # how its kernels' names begin
 ADVISED, ADVISED_BEFORE = 32 << 20, 4 << 20
 WITH_MORE = (9, 10)  # major compute capabilities
 # The share of a card's peak that cuBLASLt reaches while every multiprocessor makes a tile of the result, or a part of a
-# tile's sums: in float32, in TensorFloat-32, of narrow numbers, and of those whose columns do not begin at multiples of 16
-# bytes. Medians of 533 products of 16 training steps on an H200 (cuBLASLt 13.1).
+# tile's sums: in float32, in TensorFloat-32, of narrow numbers, and of those whose columns do not begin at multiples of
+# 16 bytes. Medians of 533 products of 16 training steps on an H200 (cuBLASLt 13.1).
 REACHED, IN_TF32, NARROW, UNALIGNED = 0.7, 0.5, 0.62, 0.16
 OWN = 0.2  # the share of float32's peak that foreplan's own kernel reaches: assumed
 ALIGNED = 16  # bytes that tensor cores' loads take at once

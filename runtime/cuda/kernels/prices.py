@@ -10,11 +10,14 @@ from math import prod
 
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
+from foreplan.ops.attention.blocks import AttentionOp
 from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.conv.common import ConvOp
 from foreplan.ops.conv.ops import ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import depthwise
+from foreplan.runtime.cuda.kernels.attention import tile_of as tile_of_attention
 from foreplan.runtime.cuda.kernels.product import DEPTH, parts_of, tile_of
 from foreplan.units import align_up, ceil_div
 
@@ -24,10 +27,12 @@ CONVOLUTION, WEIGHT_GRADIENT, TOGETHER = 0.03, 0.01, 16
 # Likewise in several groups: of what is computed, in whole tiles for each group, if there are BLOCKS tiles of 32 x 32
 # for each multiprocessor (H200: depthwise convolutions of EfficientNet-B0 as products, batch 128).
 GROUPED, BLOCKS = 0.055, 5
-# Depthwise convolutions and their data gradients, and gradients of their weights: assumed, not measured.
-DEPTHWISE, DEPTHWISE_WEIGHTS = 0.05, 0.04
-# Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal).
-ATTENTION, ATTENTION_GRADIENT = 0.24, 0.17
+# Depthwise convolutions and their data gradients, and gradients of their weights (H200: MobileNetV2, EfficientNet-B0
+# and ConvNeXt in bfloat16, the first two in float32 too; batch 64 and 128).
+DEPTHWISE, DEPTHWISE_WEIGHTS = 0.075, 0.055
+# Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal). With fewer blocks, some of the
+# card waits for the longest: IDLE times the work of a mean block (H200: the same at batch 1 and 4).
+ATTENTION, ATTENTION_GRADIENT, IDLE = 0.263, 0.178, 2.26
 
 
 def roofline(
@@ -76,6 +81,17 @@ def _in_groups(op: ConvOp, inputs: Windows, outputs: Windows, device: Device) ->
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """The time of foreplan's own kernels for attention or its gradient."""
-    reached = ATTENTION if isinstance(op, Attention) else ATTENTION_GRADIENT
-    return round(roofline(op, inputs, outputs, device, "float32", reached))
+    """The time of foreplan's own kernels for attention or its gradient, a tile of queries a block."""
+    types = [x.type for x in inputs]
+    if isinstance(op, PackedAttentionGrad):
+        e, causal = op.unpacked.sizes(op.unpacked_types(types)), op.causal
+    else:
+        assert isinstance(op, AttentionOp)
+        e, causal = op.sizes(types), op.causal
+    forward = isinstance(op, Attention)
+    tall, wide = tile_of_attention(e, e.queries, not forward)
+    filled = e.queries / max(1, align_up(e.queries, tall)) * e.keys / max(1, align_up(e.keys, wide))
+    blocks = max(1, e.batch * e.heads * ceil_div(e.queries, tall))
+    whole = 1 + IDLE * (1 if causal else 0.5) * device.multiprocessors / blocks  # of a causal one, the last takes twice
+    reached = ATTENTION if forward else ATTENTION_GRADIENT
+    return round(roofline(op, inputs, outputs, device, "float32", reached * (filled or 1.0) / whole))
