@@ -46,7 +46,7 @@ class CountedCard(FakeCard):
         taken: bytes that are not given back.
     """
 
-    title = CARD.title
+    title, capability = CARD.title, CARD.capability
     CONTEXT, CODE, CUDNN, CUBLASLT, NODE = 533 << 20, 2 << 20, 70 << 20, 36 << 20, 9_000
 
     def __init__(self) -> None:
