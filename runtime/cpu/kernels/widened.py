@@ -69,9 +69,7 @@ def widened(make: Make, op: Op, inputs: Windows, outputs: Windows) -> LoopKernel
     return LoopKernel(loops, tuple(pieces), _overwrites(inputs, outputs, inner.overwrites), nanoseconds=cost)
 
 
-def _overwrites(
-    inputs: Windows, outputs: Windows, inner: Sequence[tuple[int, int]]
-) -> tuple[tuple[int, int], ...]:
+def _overwrites(inputs: Windows, outputs: Windows, inner: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Those of the kernel between tensors of float32; and a result of bfloat16, which is written when everything has
     been read, may take the bytes of any operand that lies like it.
     """
