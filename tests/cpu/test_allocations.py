@@ -26,7 +26,7 @@ PRODUCT, BLOCK = {
     "AVX": (0, 320 * 1024),
     "AVX2": (16 * 1024, 320 * 1024),
     "AVX2 with VNNI": (16 * 1024, 320 * 1024),
-}.get(instruction_set(), (0, 256 * 1024))
+}.get(instruction_set(), (0, 252 * 1024))
 COUNTER = """
 #include <errno.h>
 #include <malloc.h>
