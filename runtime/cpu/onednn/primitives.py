@@ -74,6 +74,8 @@ class After:
 
 
 REFERENCE = "ref"  # in the names of loops over single numbers: NumPy takes a twentieth of the time of the large ones
+# Depth-wise convolutions for processors without AVX2: added to a tensor, some of oneDNN 3.2 end the process.
+ENDS_PROCESSES = "jit_dw:sse41"
 OLD = "old"
 Following = Sequence[tuple[str, int]]  # functions, each with the index of the input that it takes beside the result
 _FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
@@ -314,6 +316,8 @@ def convolution(
     """
     queries = {c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST}
     found = library()
+    if any(each.function == OLD for each in after):
+        avoided = (*avoided, ENDS_PROCESSES)
     made = Primitive(
         found.functions.dnnl_convolution_forward_primitive_desc_create,
         found.engine,
