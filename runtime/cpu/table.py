@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, images, in_c_order, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types, Windows
+from foreplan.lower.fallbacks import IN_FLOAT32
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.kernel import CpuKernel, Make
@@ -162,7 +163,8 @@ def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threa
     ways = FAMILIES[op.name].ways
     found = _made(ways, op, inputs, outputs)
     if not found and "onednn" in ways and widened.is_needed(inputs, outputs):
-        return _made({name: partial(widened.widened, make) for name, make in ways.items()}, op, inputs, outputs)
+        wide = {name + IN_FLOAT32: partial(widened.widened, make) for name, make in ways.items()}
+        return _made(wide, op, inputs, outputs)
     return found
 
 

@@ -10,18 +10,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
+from foreplan.lower.fallbacks import fallbacks
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.matmul import MatMul
-from foreplan.runtime.cpu.kernels import widened
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry, Primitive
 from foreplan.runtime.cpu.table import _make
@@ -61,6 +62,28 @@ def test_kernels_and_steps_in_both_types(name: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.fixture
+def without_narrow_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """oneDNN as it is on a processor without AVX-512: it refuses products and convolutions of bfloat16."""
+
+    def refusing(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
+        def made(*windows: Window, **options: Any) -> Primitive:
+            if windows[0].type.dtype.is_narrow:
+                raise Refused("bfloat16")
+            return make(*windows, **options)
+
+        return made
+
+    for name in ("matmul", "convolution", "convolution_data_gradient", "convolution_weight_gradient"):
+        monkeypatch.setattr(primitives, name, refusing(getattr(primitives, name)))
+    caches = (primitives.multiplies, _make)
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("op", "given"),
     [
@@ -70,31 +93,18 @@ def test_kernels_and_steps_in_both_types(name: str) -> None:
     ids=["matmul", "conv"],
 )
 def test_bfloat16_without_onednns_kernels_is_rounded_once(
-    op: MatMul | Conv, given: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    op: MatMul | Conv, given: list[np.ndarray], without_narrow_kernels: None
 ) -> None:
-    """What a processor without AVX-512 gives, on any: the float32 kernel's results, rounded."""
-    monkeypatch.setattr(widened, "is_needed", lambda inputs, outputs: True)
-    for ways in ("matmul", "convolution"):
-        monkeypatch.setattr(primitives, ways, refusing_narrow(getattr(primitives, ways)))
     narrow = NARROW["cpu"].given(op, given)[0]
-    _make.cache_clear()
-    try:
-        (found,) = run(op, narrow)
-        (wanted,) = run(op, [x.astype(np.float32) for x in narrow])
-    finally:
-        _make.cache_clear()
+    (found,), (wanted,) = run(op, narrow), run(op, [x.astype(np.float32) for x in narrow])
     np.testing.assert_array_equal(found, wanted.astype(found.dtype))
 
 
-def refusing_narrow(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
-    """As oneDNN is without AVX-512."""
-
-    def made(*windows: Window, **options: Any) -> Primitive:
-        if windows[0].type.dtype.is_narrow:
-            raise Refused("bfloat16")
-        return make(*windows, **options)
-
-    return made
+def test_bfloat16_without_onednns_kernels_is_noted(without_narrow_kernels: None) -> None:
+    step = fp.compile(fp.models.build("mlp:width=32,batch=4"), target="cpu:threads=1", precision="bf16")
+    assert not fallbacks(step.program)
+    (note,) = (note for note in step.program.notes if "bfloat16" in note)
+    assert "in float32" in note and " matmul" in note
 
 
 @pytest.mark.parametrize("name", cases(SETS, slow=("SSE41",), thorough=("AVX2", "DEFAULT")))
