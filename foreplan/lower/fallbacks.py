@@ -1,4 +1,4 @@
-"""Which nodes of a program run NumPy's kernels, because the engine has none for them."""
+"""Which nodes of a program run other kernels than they might, because the engine has none on this machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from foreplan.lower.program import Program
 from foreplan.lower.targets import engine_info
 
+REFERENCE = "reference"  # the name of NumPy's kernels
+IN_FLOAT32 = " in float32"  # at the end of the names of kernels that copy narrow operands to float32
+
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """An op that runs NumPy's kernel.
+    """An op that runs such a kernel.
 
     Attributes:
         op: its name.
@@ -28,19 +31,31 @@ def fallbacks(program: Program) -> tuple[Fallback, ...]:
 
     Copies to host memory and back are no ops of the model and do not count.
     """
-    if not engine_info(program.target).falls_back:
-        return ()
+    return _running(program, REFERENCE) if engine_info(program.target).falls_back else ()
+
+
+def _running(program: Program, kernels: str) -> tuple[Fallback, ...]:
+    """The ops that run kernels whose names end so, the most frequent first."""
     found: dict[str, list[str]] = {}
     for i, call in enumerate(program.calls):
-        if call.kernel == "reference" and i not in program.copies:
+        if call.kernel.endswith(kernels) and i not in program.copies:
             found.setdefault(call.op.name, []).append(call.node)
     made = [Fallback(op, len(nodes), tuple(dict.fromkeys(nodes))) for op, nodes in found.items()]
     return tuple(sorted(made, key=lambda each: (-each.count, each.op)))
 
 
-def note_of(found: tuple[Fallback, ...], target: str) -> str:
-    """A sentence for people; none if nothing was found."""
-    if not found:
-        return ""
-    listed = ", ".join(f"{each.count:,} {each.op}" for each in found)
-    return f"NumPy's kernels run what the target {target} has none of its own for: {listed}"
+def notes_of(program: Program) -> tuple[str, ...]:
+    """A sentence for people about each kind; none of what there is not."""
+    notes = []
+    if found := fallbacks(program):
+        notes.append(f"NumPy's kernels run what the target {program.target} has none of its own for: {_listed(found)}")
+    if found := _running(program, IN_FLOAT32):
+        notes.append(
+            f"this processor does not multiply bfloat16, so copies in float32 are multiplied: {_listed(found)}; "
+            "precision float32 takes less time and memory here"
+        )
+    return tuple(notes)
+
+
+def _listed(found: tuple[Fallback, ...]) -> str:
+    return ", ".join(f"{each.count:,} {each.op}" for each in found)

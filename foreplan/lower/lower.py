@@ -10,7 +10,7 @@ from foreplan.arguments import flag, instance, whole
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.names import Names
-from foreplan.lower.fallbacks import fallbacks, note_of
+from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
@@ -67,8 +67,7 @@ def lower(
     chosen = cast(Target, target) if hasattr(target, "kernels") else target_named(target, tune=tune)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
     program = _Lowering(formed, chosen, workspace).run()
-    note = note_of(fallbacks(program), program.target)
-    program = replace(program, notes=(*program.notes, note)) if note else program
+    program = replace(program, notes=(*program.notes, *notes_of(program)))
     program = with_named(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program

@@ -5,6 +5,7 @@ Rates were measured on one core with AVX-512 and AMX; `tune` measures instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Window
@@ -117,6 +118,12 @@ def products_weights(w: Window, g: Window) -> int:
 def mapped(nbytes: int) -> int:
     """A map right after its inputs were made: from a core's cache, if that holds them."""
     return nbytes // (MAPPED if nbytes < CACHE else 2 * SECOND_PASS) // current_threads()
+
+
+def converted(tensors: Sequence[Window]) -> int:
+    """Conversions of narrow tensors to float32, or back."""
+    nbytes = sum((x.type.dtype.itemsize + FLOAT32.itemsize) * x.type.size for x in tensors)
+    return nbytes // SECOND_PASS // current_threads()
 
 
 def _images(w: Window, y: Window) -> int:

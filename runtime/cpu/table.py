@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, images, in_c_order, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types, Windows
+from foreplan.lower.fallbacks import IN_FLOAT32
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.kernel import CpuKernel, Make
@@ -31,6 +32,7 @@ from foreplan.runtime.cpu.kernels import (
     resize,
     row_norm,
     softmax,
+    widened,
 )
 from foreplan.runtime.cpu.kernels.rows import channel_rows
 from foreplan.runtime.cpu.threads import set_threads
@@ -158,8 +160,17 @@ FAMILIES: Mapping[str, Family[Make]] = {
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, CpuKernel]:
     set_threads(threads)  # scratch memory depends on their number
+    ways = FAMILIES[op.name].ways
+    found = _made(ways, op, inputs, outputs)
+    if not found and "onednn" in ways and widened.is_needed(inputs, outputs):
+        wide = {name + IN_FLOAT32: partial(widened.widened, make) for name, make in ways.items()}
+        return _made(wide, op, inputs, outputs)
+    return found
+
+
+def _made(ways: Mapping[str, Make], op: Op, inputs: Windows, outputs: Windows) -> Mapping[str, CpuKernel]:
     found = {}
-    for name, make in FAMILIES[op.name].ways.items():
+    for name, make in ways.items():
         with suppress(Refused):
             found[name] = make(op, inputs, outputs)
     return found

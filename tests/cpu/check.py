@@ -30,6 +30,16 @@ def needs_onednn() -> pytest.MarkDecorator:
     return pytest.mark.filterwarnings("default")
 
 
+def instruction_set() -> str:
+    """The one that oneDNN makes code for; none where it is not installed."""
+    from foreplan.runtime.cpu.onednn.library import library
+
+    try:
+        return library().isa
+    except TargetError:
+        return ""
+
+
 class Placed:
     """An array that lies as a window says, in memory that is watched, some elements behind a line's beginning."""
 

@@ -2,6 +2,7 @@
 
 oneDNN makes the list of a primitive's arguments for each run, and its products of matrices with gaps (which Winograd's
 algorithm and attention make) take a block for themselves, of which it does not tell: nothing else, and nothing stays.
+Without AVX-512 all its products and some convolutions take one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpu.check import needs_onednn
+from tests.cpu.check import instruction_set, needs_onednn
 
 LISTS = 4 * 1024  # bytes: of arguments, of the primitives of one kernel
-BLOCK = 256 * 1024  # bytes, a thread
+# Bytes a thread, by the instruction set: of any product, and of products with gaps and of convolutions.
+PRODUCT, BLOCK = {
+    "SSE4.1": (1024 * 1024, 5 * 1024 * 1024),
+    "AVX": (0, 320 * 1024),
+    "AVX2": (16 * 1024, 320 * 1024),
+    "AVX2 with VNNI": (16 * 1024, 320 * 1024),
+}.get(instruction_set(), (0, 252 * 1024))
 COUNTER = """
 #include <errno.h>
 #include <malloc.h>
@@ -126,14 +133,14 @@ RESNET = "resnet18:batch=2,size=64,classes=7"
 @pytest.mark.parametrize(
     ("model", "threads", "form", "most"),
     [
-        ("mlp:width=200,batch=64", 1, "training", LISTS),
+        ("mlp:width=200,batch=64", 1, "training", PRODUCT),
         (GPT, 1, "training", BLOCK),
         (RESNET, 1, "training", BLOCK),
         pytest.param(RESNET, 2, "training", 2 * BLOCK, marks=pytest.mark.thorough),
         pytest.param(RESNET, 1, "inference", BLOCK, marks=pytest.mark.thorough),
         pytest.param(GPT, 1, "inference", BLOCK, marks=pytest.mark.slow),
-        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", LISTS, marks=pytest.mark.thorough),
-        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "inference", LISTS, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", PRODUCT, marks=pytest.mark.thorough),
+        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "inference", PRODUCT, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_holds_what_onednn_does_not_tell_and_leaves_nothing(
@@ -141,4 +148,4 @@ def test_a_step_holds_what_onednn_does_not_tell_and_leaves_nothing(
 ) -> None:
     found, left = held(counter, model, f"cpu:threads={threads}", form)
     assert left == 0
-    assert found <= most
+    assert found <= LISTS + most

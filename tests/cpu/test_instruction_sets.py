@@ -1,4 +1,8 @@
-"""oneDNN held to older instruction sets: right answers, and nothing left to its loops over single numbers."""
+"""oneDNN held to older instruction sets: right answers, and nothing left to its loops over single numbers.
+
+What this machine's own instruction set decides, other tests of this folder see; those that products and convolutions
+depend on most run here once more for older ones, in a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,101 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
+from foreplan.lower.fallbacks import fallbacks
+from foreplan.ops.conv.ops import Conv
+from foreplan.ops.matmul import MatMul
 from foreplan.runtime.cpu.onednn import primitives
-from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry
+from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry, Primitive
+from foreplan.runtime.cpu.table import _make
 from foreplan.runtime.kernel import Refused
-from tests.cpu.check import needs_onednn
+from tests.cpu.check import needs_onednn, run
+from tests.engines.engine import NARROW
+from tests.kernels import normal
 from tests.profile import cases
 
 pytestmark = needs_onednn()
 ROOT = Path(__file__).resolve().parents[2]
 SETS = {"SSE41": "SSE4.1", "AVX2": "AVX2", "DEFAULT": ""}  # and what the library then says
+DRAWN = (  # ops whose kernels are of oneDNN's products and convolutions
+    "attention", "attention_grad", "conv", "conv_data_grad", "conv_map", "conv_weight_grad", "linear_cross_entropy",
+    "matmul", "matmul_map", "packed_attention_grad",
+)  # fmt: skip
+STEPS = ("mlp", "conv_chain", "gpt2_small", "vit_b16")
+ENGINE = "tests/cpu/test_engine.py::test_"
+RUN_AGAIN = [
+    "tests/cpu/test_parts.py",
+    "tests/cpu/test_product_parts.py",
+    *(f"tests/engines/test_{name}.py" for name in ("attention", "contraction", "convolution", "linear_cross_entropy")),
+    *(f"tests/sweep/test_ops.py::test_drawn_cases[cpu-{name}]" for name in DRAWN),
+    *(f"{ENGINE}a_step_gives_what_numpy_gives[{model}-training-1]" for model in STEPS),
+    *(f"{ENGINE}nothing_of_a_bfloat16_step_falls_back[{model}-training-1]" for model in STEPS),
+    *(f"{ENGINE}a_bfloat16_step_is_as_near_to_float32_as_numpys[{model}]" for model in STEPS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases(("AVX2", "AVX", "SSE41"), thorough=("AVX", "SSE41")))
+def test_kernels_and_steps_in_both_types(name: str) -> None:
+    """Drawn ops, steps beside NumPy's, and bits by one thread and by several."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not cuda", *RUN_AGAIN]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.fixture
+def without_narrow_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """oneDNN as it is on a processor without AVX-512: it refuses products and convolutions of bfloat16."""
+
+    def refusing(make: Callable[..., Primitive]) -> Callable[..., Primitive]:
+        def made(*windows: Window, **options: Any) -> Primitive:
+            if windows[0].type.dtype.is_narrow:
+                raise Refused("bfloat16")
+            return make(*windows, **options)
+
+        return made
+
+    for name in ("matmul", "convolution", "convolution_data_gradient", "convolution_weight_gradient"):
+        monkeypatch.setattr(primitives, name, refusing(getattr(primitives, name)))
+    caches = (primitives.multiplies, _make)
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        (MatMul(), [normal(30, 40), normal(40, 50)]),
+        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1), [normal(2, 20, 9, 8), normal(24, 20, 3, 3)]),
+    ],
+    ids=["matmul", "conv"],
+)
+def test_bfloat16_without_onednns_kernels_is_rounded_once(
+    op: MatMul | Conv, given: list[np.ndarray], without_narrow_kernels: None
+) -> None:
+    narrow = NARROW["cpu"].given(op, given)[0]
+    (found,), (wanted,) = run(op, narrow), run(op, [x.astype(np.float32) for x in narrow])
+    np.testing.assert_array_equal(found, wanted.astype(found.dtype))
+
+
+def test_bfloat16_without_onednns_kernels_is_noted(without_narrow_kernels: None) -> None:
+    step = fp.compile(fp.models.build("mlp:width=32,batch=4"), target="cpu:threads=1", precision="bf16")
+    assert not fallbacks(step.program)
+    (note,) = (note for note in step.program.notes if "bfloat16" in note)
+    assert "in float32" in note and " matmul" in note
 
 
 @pytest.mark.parametrize("name", cases(SETS, slow=("SSE41",), thorough=("AVX2", "DEFAULT")))

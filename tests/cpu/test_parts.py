@@ -63,6 +63,7 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
     (Map((TANH,)), [numbers(123_457) for _ in range(4)]),
     (Map((TANH,)), [numbers(2, 37, 61, 59), *[numbers(37, 1, 1)] * 3]),
     (LinearCrossEntropy(16), [numbers(40, 12), numbers(700, 12), whole(700, 40)]),
+    (LinearCrossEntropy(64), [numbers(90, 700), numbers(600, 700), whole(600, 90)]),
     (Attention(0.3, True, True), HEADS),
     (AttentionGrad(0.3, True, True), [*HEADS, numbers(2, 70, 3, 8), numbers(2, 3, 70), numbers(2, 70, 3, 8)]),
     (Gather(0), [numbers(*ROWS), whole(3000, 2500)]),

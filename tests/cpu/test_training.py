@@ -15,7 +15,7 @@ from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 from tests.cpu.test_engine import is_near
 from tests.runtime.micro_batches import data_for
-from tests.runtime.test_light_models import NAMES, check_forward
+from tests.runtime.test_light_models import NAMES, forward, shipped, with_scores
 
 pytestmark = needs_onednn()
 BATCH = 32
@@ -72,8 +72,22 @@ def test_a_step_of_resnet50() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_light_models_give_what_they_were_shipped_with(name: str) -> None:
-    step = check_forward(name, "cpu:threads=1")
+    """Weights are all alike, and most scores are from 1e9 to 1e31: one rounding of such a score, or two channels that
+    add in another order, and its probability is 0 or 1. So scores are held to float64, probabilities to the scores,
+    and to those that were shipped where a rounding of the scores changes little.
+    """
+    step = fp.compile(fp.from_onnx(with_scores(name)), target="cpu:threads=1")
     assert not fallbacks(step.program)
+    first, scores = (found := forward(step))[0], found[-1].astype(np.float64)
+    exact = forward(fp.compile(fp.from_onnx(with_scores(name, "float64"))))[-1]
+    largest = np.abs(exact).max()
+    assert exact.dtype == np.float64 and np.abs(scores - exact).max() <= 1e-5 * largest
+    if len(found) > 1:
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities = powers / powers.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(first.reshape(scores.shape), probabilities, rtol=1e-3, atol=1e-7)
+    if len(found) == 1 or largest * np.finfo(np.float32).eps < 1e-4:
+        np.testing.assert_allclose(first, shipped(name), rtol=1e-3, atol=1e-7)
 
 
 class _Allocated(ctypes.Structure):

@@ -9,6 +9,7 @@ import numpy as np
 from foreplan.graph import DType, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
+from foreplan.runtime.cpu.gemm.parts import Parts, product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.onednn import library as c
@@ -17,12 +18,15 @@ from foreplan.runtime.cpu.onednn.layouts import stepped
 from foreplan.runtime.cpu.onednn.primitives import Primitive, onto
 from foreplan.runtime.kernel import Refused, Run
 
-Product = Primitive | Tiles | Vectors
+Product = Primitive | Parts | Tiles | Vectors
 _Key = tuple[Window, Window, Window, bool]
 
 
-def product(a: Window, b: Window, y: Window, add: bool = False) -> Product:
+def product(a: Window, b: Window, y: Window, add: bool = False, *, alone: bool = False) -> Product:
     """y = a·b, or y += a·b, in the way with the least predicted time.
+
+    Args:
+        alone: the thread that runs it does all of it.
 
     Raises:
         Refused: there is no such product.
@@ -31,7 +35,7 @@ def product(a: Window, b: Window, y: Window, add: bool = False) -> Product:
         tiles = Tiles(a, b, y, add=add)
         if tiles.nanoseconds < prices.product(a, b, y):
             return tiles
-    return primitives.matmul(a, b, y, onto(add))
+    return primitives.matmul(a, b, y, onto(add)) if alone else product_in_parts(a, b, y, add)
 
 
 class Products:

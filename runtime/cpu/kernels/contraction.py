@@ -12,6 +12,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.gemm.parts import product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.kernels.rows import merged
@@ -19,7 +20,7 @@ from foreplan.runtime.cpu.kernels.stages import INPUT, OUTPUT, WEIGHTS, Staged, 
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.layouts import swapped
-from foreplan.runtime.cpu.onednn.primitives import Description, onto
+from foreplan.runtime.cpu.onednn.primitives import Description
 from foreplan.runtime.cpu.threads import one_thread
 from foreplan.runtime.kernel import Refused
 
@@ -37,7 +38,7 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
         return plan.finish(base)
     small = y.type.size * b.shape[-2] < SMALL
     with one_thread() if small else nullcontext():
-        product = primitives.matmul(a, b, y, onto(base >= 0))
+        product = product_in_parts(a, b, y, base >= 0)
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base, nanoseconds=prices.product(a, b, y))
 
@@ -115,7 +116,7 @@ def _by_panels(plan: Stages, a: Window, b: Window, y: Window, add: bool) -> None
         given, part = b.viewed((b.shape[0], width), b.strides), y.viewed((y.shape[0], width), y.strides)
         panel = Window.dense(given.type)
         if width not in products:
-            products[width] = primitives.matmul(a, panel, part, onto(add))
+            products[width] = product_in_parts(a, panel, part, add)
         copied = primitives.reorder(Description.of(given), Description.of(panel))
         plan.run(copied, {c.SRC: ("in", 1, start * item), c.DST: here})
         plan.run(products[width], {c.SRC: INPUT, c.WEIGHTS: here, c.DST: ("out", 0, start * item)})

@@ -214,7 +214,7 @@ class Convolution:
         most, weights = self.blocks.most, _matrices(inner, outer, inner)
         with one_thread():
             self.products = {
-                count: product(_matrices(count, inner, most), weights, _matrices(count, outer, most))
+                count: product(_matrices(count, inner, most), weights, _matrices(count, outer, most), alone=True)
                 for count in {high - low for low, high in self.blocks}
             }
 
@@ -279,7 +279,7 @@ class WeightGradient:
         with one_thread():
             self.products = {
                 (count, adds): product(
-                    _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, adds
+                    _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, adds, alone=True
                 )
                 for count in {high - low for low, high in self.blocks}
                 for adds in (False, True)

@@ -6,14 +6,16 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
-from foreplan.graph import TensorType, Window
+from foreplan.graph import DType, TensorType, Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn.layouts import stepped, swapped
 from foreplan.runtime.cpu.onednn.library import Argument, Dims, library
 from foreplan.runtime.cpu.threads import current_threads, threads_set_to
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Refused, Run
 
 
 class Description:
@@ -72,6 +74,8 @@ class After:
 
 
 REFERENCE = "ref"  # in the names of loops over single numbers: NumPy takes a twentieth of the time of the large ones
+# Depth-wise convolutions for processors without AVX2: added to a tensor, some of oneDNN 3.2 end the process.
+ENDS_PROCESSES = "jit_dw:sse41"
 OLD = "old"
 Following = Sequence[tuple[str, int]]  # functions, each with the index of the input that it takes beside the result
 _FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
@@ -312,6 +316,8 @@ def convolution(
     """
     queries = {c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST}
     found = library()
+    if any(each.function == OLD for each in after):
+        avoided = (*avoided, ENDS_PROCESSES)
     made = Primitive(
         found.functions.dnnl_convolution_forward_primitive_desc_create,
         found.engine,
@@ -375,6 +381,25 @@ def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geom
         Attributes(),
         queries={c.SRC: c.QUERY_SRC, c.DIFF_DST: c.QUERY_DIFF_DST, c.DIFF_WEIGHTS: c.QUERY_DIFF_WEIGHTS},
     )
+
+
+@cache
+def multiplies(dtype: DType) -> bool:
+    """Whether oneDNN has products of matrices of a type, and convolutions and both of their gradients, here.
+
+    Of bfloat16 it has them on processors with AVX-512.
+    """
+    image = channels_last(TensorType(dtype, (1, 16, 8, 8)))
+    weights, matrix = Window.dense(TensorType(dtype, (16, 16, 3, 3))), Window.dense(TensorType(dtype, (16, 16)))
+    geometry = Geometry((1, 1), (1, 1), (1, 1), (1, 1))
+    try:
+        matmul(matrix, matrix, matrix)
+        convolution(image, weights, image, geometry)
+        convolution_data_gradient(image, weights, image, geometry)
+        convolution_weight_gradient(image, image, Window.dense(weights.type.with_dtype(FLOAT32)), geometry)
+    except Refused:
+        return False
+    return True
 
 
 def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:
