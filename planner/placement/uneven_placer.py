@@ -10,6 +10,8 @@ import numpy as np
 from foreplan import jit
 from foreplan.planner.placement.placers import columns_of
 
+ROUND = 2000  # work that each round counts beside its pairs: few buffers have few orders
+
 
 @jit.compiled
 def _lowest(count, start, end, alignment, residue):  # type: ignore[no-untyped-def]
@@ -106,7 +108,7 @@ def squeaky_wheel(weight, first, lower, upper, low, high, alignment, residue, go
             lightness[i] = -weight[i]
         order = np.argsort(lightness, kind="stable")
         height, more = first_fit(order, first, lower, upper, low, high, alignment, residue, trial, tops)
-        work += more + 8 * n
+        work += more + 8 * n + ROUND
         if height < best:
             best = height
             for i in range(n):

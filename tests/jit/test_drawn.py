@@ -125,9 +125,9 @@ from tests.profile import SHORT
 
 problems = []
 for seed in range(int(sys.argv[1])):
-    problem = random_problem(seed, 12 + seed)
+    problem = random_problem(seed, int(sys.argv[2]) + seed)
     problems += priced(problem, seed), with_round_trips(problem, seed), joined_problem(seed)
-for model in sys.argv[2:]:
+for model in sys.argv[3:]:
     graph = fp.models.build(model)
     step = fp.differentiate(graph, getattr(fp.losses, fp.models.default_loss(model)), fp.optim.SGD(0.1))
     problems.append(fp.lower(step))
@@ -140,9 +140,9 @@ for problem in problems:
 """
 
 
-def plans(mode: str, problems: int, *models: str) -> str:
-    """Plans of drawn problems and of models, by a process in which compiled functions run in some way."""
-    command = [sys.executable, "-c", PLANS, str(problems), *models]
+def plans(mode: str, problems: int, actions: int, *models: str) -> str:
+    """Plans of drawn problems, of so many actions and more, and of models, where compiled functions run in some way."""
+    command = [sys.executable, "-c", PLANS, str(problems), str(actions), *models]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=root, env=os.environ | {"FOREPLAN_JIT": mode}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -151,10 +151,10 @@ def plans(mode: str, problems: int, *models: str) -> str:
 
 @pytest.mark.slow
 def test_the_planner_plans_the_same_where_nothing_is_compiled() -> None:
-    assert plans("off", 1) == plans("", 1)
+    assert plans("off", 1, 7) == plans("", 1, 7)
 
 
 def test_the_planner_keeps_within_its_arrays() -> None:
     """Compiled code that checks every index: out of its axis, it would read or write what is not its own."""
     models = ["mlp:width=8,layers=3,batch=2", "gpt2_small:layers=1,batch=1,seq=16,width=32,heads=4,vocabulary=50"]
-    assert plans("checked", pick(1, 5, 20), *models) == plans("", pick(1, 5, 20), *models)
+    assert plans("checked", pick(1, 5, 20), 12, *models) == plans("", pick(1, 5, 20), 12, *models)
