@@ -6,7 +6,7 @@ everywhere; other efforts serve tests and ablations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ class PlacementEffort:
         pairs: the most pairs of buffers that live together in a large problem that is placed greedily.
         fewer: numbers of the largest buffers placed by themselves where all can be searched, in turn.
         largest: the same where all cannot be searched.
+        less: n: 1/n of the work of shaking, mending and dives goes to each try beside the whole.
         dives: the most buffers of a core for dives; 0: there are none.
         dive_pair: work of all dives for each pair of buffers that live together: some five to ten of them.
         dive_work: the most of that.
@@ -208,6 +209,7 @@ class PlacementEffort:
     pairs: int = 100_000_000
     fewer: tuple[int, ...] = (20, 40, 60, 80, 100, 150, 200, 300)
     largest: tuple[int, ...] = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
+    less: int = 8
     dives: int = 2_000
     dive_pair: int = 16_000
     dive_work: int = 3_000_000_000
@@ -242,6 +244,11 @@ class PlacementEffort:
     first_share: int = 1 << 24
     guided_shares: int = 16
     parts: tuple[int, ...] = (8, 16)
+
+    def lessened(self) -> PlacementEffort:
+        """For what is tried beside the whole, such as its largest buffers alone."""
+        fewer = {name: getattr(self, name) // self.less for name in ("shaking", "mending", "dive_pair", "dive_work")}
+        return replace(self, **fewer)
 
 
 @dataclass(frozen=True)

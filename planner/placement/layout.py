@@ -82,6 +82,7 @@ def settle(
     more freedom.
     """
     height, better = arena_bytes(problem, layout.heights), False
+    effort = effort.lessened()
     for share in effort.loose:
         for lay_out_loose in (_loose_solid, _loose_uneven):
             loose = lay_out_loose(problem, plan, plan.bound // share, effort) if height > plan.bound else None
