@@ -161,7 +161,7 @@ class PlacementEffort:
         pairs: the most pairs of buffers that live together in a large problem that is placed greedily.
         fewer: numbers of the largest buffers placed by themselves where all can be searched, in turn.
         largest: the same where all cannot be searched.
-        less: n: 1/n of the work of shaking, mending and dives goes to each try beside the whole.
+        less: n: 1/n of the work of shaking, mending and dives goes to each loosened form.
         dives: the most buffers of a core for dives; 0: there are none.
         dive_pair: work of all dives for each pair of buffers that live together: some five to ten of them.
         dive_work: the most of that.
@@ -246,7 +246,7 @@ class PlacementEffort:
     parts: tuple[int, ...] = (8, 16)
 
     def lessened(self) -> PlacementEffort:
-        """For what is tried beside the whole, such as its largest buffers alone."""
+        """For each of several forms of a placement."""
         fewer = {name: getattr(self, name) // self.less for name in ("shaking", "mending", "dive_pair", "dive_work")}
         return replace(self, **fewer)
 

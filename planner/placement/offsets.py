@@ -281,12 +281,11 @@ def _mended(problem: PlacementProblem, best: Placement, goal: int, work: int, ef
 def _largest_first(problem: PlacementProblem, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """Place the largest buffers alone, as many as can be searched; then the others fill the gaps."""
     order = by_size(problem)
-    less = effort.lessened()
     for count in effort.largest if len(order) > effort.searched else effort.fewer:
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        placed = _place(problem.some(some), None, effort.parts_work, less, by_parts=False)
+        placed = _place(problem.some(some), None, effort.parts_work, effort, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
