@@ -186,3 +186,24 @@ def test_products_of_groups_cost_what_was_measured(
     as_products = price(kind, channels, extent, kernel, stride)
     assert milliseconds / 1.6 < as_products < milliseconds * 1.6
     assert as_depthwise < as_products / 5
+
+
+# What the kernels of their own took there, in milliseconds: shorter ones take up to three times as long as predicted.
+OWN_MEASURED = [
+    (Conv, 144, 56, 3, 1, 0.132),
+    (Conv, 240, 28, 5, 1, 0.146),
+    (Conv, 96, 112, 3, 2, 0.142),
+    (ConvDataGrad, 144, 56, 3, 1, 0.143),
+    (ConvDataGrad, 672, 14, 5, 1, 0.137),
+    (ConvDataGrad, 96, 112, 3, 2, 0.178),
+    (ConvWeightGrad, 144, 56, 3, 1, 0.156),
+    (ConvWeightGrad, 96, 112, 3, 2, 0.280),
+    (ConvWeightGrad, 1152, 7, 5, 1, 0.078),
+]
+
+
+@pytest.mark.parametrize(("kind", "channels", "extent", "kernel", "stride", "milliseconds"), OWN_MEASURED)
+def test_kernels_of_their_own_cost_what_was_measured(
+    kind: type, channels: int, extent: int, kernel: int, stride: int, milliseconds: float
+) -> None:
+    assert milliseconds / 2.1 < price(kind, channels, extent, kernel, stride) < milliseconds * 2.1
