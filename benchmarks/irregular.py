@@ -1,6 +1,6 @@
 """How far placements of irregular graphs are above their bound, and the time that they take.
 
-    python benchmarks/irregular.py [--buffers N] [--effort N]
+    python -m benchmarks.irregular [--buffers N] [--effort N]
 
 Each action reads one to three earlier values: half of them are such that nobody has read yet, the others lie among the
 last `window`, or anywhere before with the probability `far`. A value lives from its action to its last reader. A third
@@ -11,13 +11,13 @@ of the actions stays. Processor seconds of `place`, with the compiled code cache
 from __future__ import annotations
 
 import argparse
-import random
 import time
 
 import numpy as np
 
 from foreplan.planner import place
 from foreplan.planner.effort import USUAL
+from tests.planner.problems import wiring
 
 KINDS = (  # window, far, sigma of the sizes
     (10, 0.1, 1.0),
@@ -28,32 +28,6 @@ KINDS = (  # window, far, sigma of the sizes
 )
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 WORK_PER_SECOND = 400_000_000  # as `foreplan place` counts effort
-
-
-def wiring(actions: int, window: int, far: float, sigma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower, upper and size of values and workspaces."""
-    rng = random.Random(f"{actions} {window} {far} {sigma}")
-    lower, upper, size = list(range(actions)), [i + 1 for i in range(actions)], []
-    unread: list[int] = []
-    for i in range(actions):
-        for _ in range(rng.randint(1, 3) if i else 0):
-            if rng.random() < 0.5 and unread:
-                read = rng.choice(unread[-window:])
-            elif rng.random() < far:
-                read = rng.randrange(i)
-            else:
-                read = max(0, i - rng.randint(1, window))
-            upper[read] = i + 1
-            if read in unread:
-                unread.remove(read)
-        unread = [*unread[-4 * window :], i]
-        size.append(64 * max(1, round(rng.lognormvariate(6, sigma))))
-    for i in range(actions):
-        if rng.random() < 0.3:
-            lower.append(i)
-            upper.append(i + 1)
-            size.append(64 * max(1, round(rng.lognormvariate(5, sigma))))
-    return np.array(lower), np.array(upper), np.array(size)
 
 
 def main() -> None:
@@ -67,7 +41,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for window, far, sigma in KINDS:
         for actions in (size for size in SIZES if size <= options.buffers):
-            lower, upper, size = wiring(actions, window, far, sigma)
+            lower, upper, size = wiring(f"{actions} {window} {far} {sigma}", actions, window, sigma, far)
             place(lower[:400], upper[:400], size[:400], 64, work=work)
             started = time.process_time()
             found = place(lower, upper, size, 64, work=work)

@@ -11,36 +11,17 @@
 // read: (p + low - t · dilation) / stride, where this is a whole number. A block then begins at a multiple of the
 // stride, so that the taps that meet each neighbour are known when this is compiled.
 //
-// Images have AXES spatial axes. KERNEL, STRIDES, LOWS (padding before the first element) and DILATIONS are lists with a
-// number for each. Along the last axis, a block's first column is place BEGIN + block · STEP of the source, further ones
-// are GAP apart, and its first neighbour is place block · EACH - SHIFT. ELEMENT is the type of images and weights.
-// MULTIPLE filters have the same input channel. INDEX holds numbers of units, OFFSET bytes within an item's channel.
+// Sizes of windows are those of windows.cuh. Along the last axis, a block's first column is place BEGIN + block · STEP of
+// the source, further ones are GAP apart, and its first neighbour is place block · EACH - SHIFT. ELEMENT is the type of
+// images and weights. MULTIPLE filters have the same input channel. INDEX holds numbers of units, OFFSET bytes within an
+// item's channel.
 #pragma once
 #include "types.cuh"
+#include "windows.cuh"
 
 constexpr int THREADS = ACROSS * ROWS, LAST = AXES - 1;
 typedef Wide<ELEMENT> Number;
 typedef Vector<ELEMENT, VECTOR> Elements;
-
-__device__ constexpr int kernel_of(int axis) {
-    constexpr int found[] = {KERNEL};
-    return found[axis];
-}
-
-__device__ constexpr int stride_of(int axis) {
-    constexpr int found[] = {STRIDES};
-    return found[axis];
-}
-
-__device__ constexpr int low_of(int axis) {
-    constexpr int found[] = {LOWS};
-    return found[axis];
-}
-
-__device__ constexpr int dilation_of(int axis) {
-    constexpr int found[] = {DILATIONS};
-    return found[axis];
-}
 
 __device__ constexpr int rows_of_taps() {
     int rows = 1;

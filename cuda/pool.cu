@@ -4,33 +4,13 @@
 // of elements, along each axis as many as the stride. These lie in the same windows, which the thread looks up. Reads
 // of several taps or windows come before their first use.
 //
-// Images have AXES spatial axes. KERNEL, STRIDES, LOWS (padding before the first element) and DILATIONS are lists with
-// a number for each. ELEMENT is the images' type, PLACE that of saved numbers of taps, SAVE whether there are any,
-// NEUTRAL the lowest number, ENTRY the kernel. INDEX holds numbers of elements, OFFSET bytes within a tensor.
+// Windows are those of windows.cuh. ELEMENT is the images' type, PLACE that of saved numbers of taps, SAVE whether there
+// are any, NEUTRAL the lowest number, ENTRY the kernel. INDEX holds numbers of elements, OFFSET bytes within a tensor.
 #include "scalar.cuh"
+#include "windows.cuh"
 
 constexpr int THREADS = 256, MOST_TAPS = 9, MOST_WINDOWS = 5;  // read at a time
 typedef Wide<ELEMENT> Number;
-
-__device__ constexpr int kernel_of(int axis) {
-    constexpr int found[] = {KERNEL};
-    return found[axis];
-}
-
-__device__ constexpr int stride_of(int axis) {
-    constexpr int found[] = {STRIDES};
-    return found[axis];
-}
-
-__device__ constexpr int low_of(int axis) {
-    constexpr int found[] = {LOWS};
-    return found[axis];
-}
-
-__device__ constexpr int dilation_of(int axis) {
-    constexpr int found[] = {DILATIONS};
-    return found[axis];
-}
 
 // Elements from the first tap of a window to the last.
 __device__ constexpr int reach_of(int axis) { return (kernel_of(axis) - 1) * dilation_of(axis); }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from foreplan.graph.names import Names
 from foreplan.lower.offload import copy_action
 from foreplan.lower.program import HOST, WITH_HOST, Call, Operand, Program
-from foreplan.lower.segments import backward_actions
+from foreplan.lower.segments import actions_behind, backward_actions, results_of
 from foreplan.lower.target import Target
 from foreplan.ops.map import COPY
 from foreplan.planner.problem import Action, Role, Value
@@ -48,17 +48,11 @@ def late_actions(program: Program) -> frozenset[int]:
     gradients depends on. Masks, which no gradient goes into, are among them.
     """
     backward = backward_actions(program)
-    results = [slot.operand.value for slot in (*program.outputs, *([program.loss] if program.loss else []))]
+    results = results_of(program)
     for index, action in enumerate(program.actions):
         if index not in backward:
             results += [v for v in action.writes if program.values[v].home >= 0 or action.effect]
-    early: set[int] = set()
-    while results:
-        for maker in program.producers[results.pop()]:
-            if maker not in early:
-                early.add(maker)
-                results += program.actions[maker].reads
-    return frozenset(range(len(program.actions))) - early
+    return frozenset(range(len(program.actions))) - actions_behind(program, results)
 
 
 def with_values_again(program: Program, target: Target, recompute: Collection[int], to_host: Collection[int]) -> Again:

@@ -65,14 +65,22 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
 
 def forward_actions(program: Program) -> frozenset[int]:
     """Actions that the loss and the outputs depend on."""
-    results = [*program.outputs, *([program.loss] if program.loss else [])]
-    values = [slot.operand.value for slot in results]
-    found: set[int] = set()
-    while values:
-        for action in program.producers[values.pop()]:
+    return actions_behind(program, results_of(program))
+
+
+def results_of(program: Program) -> list[int]:
+    """The values of the outputs and of the loss."""
+    return [slot.operand.value for slot in (*program.outputs, *([program.loss] if program.loss else []))]
+
+
+def actions_behind(program: Program, values: Iterable[int]) -> frozenset[int]:
+    """Actions that values depend on."""
+    left, found = list(values), set[int]()
+    while left:
+        for action in program.producers[left.pop()]:
             if action not in found:
                 found.add(action)
-                values += program.actions[action].reads
+                left += program.actions[action].reads
     return frozenset(found)
 
 

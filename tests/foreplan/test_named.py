@@ -19,7 +19,7 @@ from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.planner import Buffer, buffers, verify, without_reuse
 from foreplan.runtime.session import Session
 from tests.foreplan.shell import MODEL, answer, foreplan
-from tests.foreplan.test_segments import batch, network, same
+from tests.foreplan.test_segments import network, same
 
 GPT = "gpt2_small:layers=3,width=64,heads=2,vocabulary=512,seq=64,batch=2"
 RESNET = "resnet18:batch=2,size=32"
@@ -210,18 +210,6 @@ def test_the_more_exact_name_counts() -> None:
     assert again and all(name.startswith(("block.0", "block.2")) for name in again)
     kept = {value.name[:7] for value in step.program.values if value.kept}
     assert kept == {"block.1"}
-
-
-def test_with_micro_batches() -> None:
-    arguments = (network(), fp.losses.cross_entropy, fp.optim.SGD(0.1))
-    plain = fp.compile(*arguments, remat="off", accumulate=2)
-    step = fp.compile(*arguments, recompute=["block.*"], accumulate=2)
-    assert step.plan.arena_bytes < plain.plan.arena_bytes
-    inputs = {name: np.stack([batch(0)[name], batch(1)[name]]) for name in batch(0)}
-    one, other = step.bind(seed=1), plain.bind(seed=1)
-    assert one.step(inputs).loss == other.step(inputs).loss
-    for name in one.parameters:
-        assert one.parameters[name].tobytes() == other.parameters[name].tobytes()
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:h100"])

@@ -81,10 +81,11 @@ def test_what_is_computed_again_is_what_the_backward_pass_needs() -> None:
     assert more == products + element_wise
 
 
-def test_with_micro_batches() -> None:
+@pytest.mark.parametrize("option", ["checkpoint", "recompute"])
+def test_with_micro_batches(option: str) -> None:
     arguments = (network(), fp.losses.cross_entropy, fp.optim.SGD(0.1))
     plain = fp.compile(*arguments, remat="off", accumulate=2)
-    step = fp.compile(*arguments, checkpoint=["block.*"], accumulate=2)
+    step = fp.compile(*arguments, **{option: ["block.*"]}, accumulate=2)
     assert step.plan.arena_bytes < plain.plan.arena_bytes
     inputs = {name: np.stack([batch(0)[name], batch(1)[name]]) for name in batch(0)}
     one, other = step.bind(seed=1), plain.bind(seed=1)

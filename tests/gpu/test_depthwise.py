@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +143,7 @@ def test_convolutions_that_go_by_products() -> None:
             check(op, *given, **NEAR)
 
 
+Case = tuple[Any, ...]  # kind, channels, extent, kernel, stride; and milliseconds
 # On an H200, of EfficientNet-B0 at batch 128 in bfloat16, channels last, when these were products: milliseconds.
 MEASURED = [
     (ConvWeightGrad, 144, 56, 3, 1, 139.7),
@@ -171,19 +173,12 @@ def price(kind: type, channels: int, extent: int, kernel: int, stride: int) -> f
     return prices.convolution(op, windows[:2], windows[2:], device_named("h200")) / 1e6
 
 
-@pytest.mark.parametrize(("kind", "channels", "extent", "kernel", "stride", "milliseconds"), MEASURED)
-def test_products_of_groups_cost_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type,
-    channels: int,
-    extent: int,
-    kernel: int,
-    stride: int,
-    milliseconds: float,
-) -> None:
-    as_depthwise = price(kind, channels, extent, kernel, stride)
+@pytest.mark.parametrize("case", MEASURED)
+def test_products_of_groups_cost_what_was_measured(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    *layer, milliseconds = case
+    as_depthwise = price(*layer)
     monkeypatch.setattr(depthwise, "serves", lambda *_: False)
-    as_products = price(kind, channels, extent, kernel, stride)
+    as_products = price(*layer)
     assert milliseconds / 1.6 < as_products < milliseconds * 1.6
     assert as_depthwise < as_products / 5
 
@@ -202,8 +197,7 @@ OWN_MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "channels", "extent", "kernel", "stride", "milliseconds"), OWN_MEASURED)
-def test_kernels_of_their_own_cost_what_was_measured(
-    kind: type, channels: int, extent: int, kernel: int, stride: int, milliseconds: float
-) -> None:
-    assert milliseconds / 2.1 < price(kind, channels, extent, kernel, stride) < milliseconds * 2.1
+@pytest.mark.parametrize("case", OWN_MEASURED)
+def test_kernels_of_their_own_cost_what_was_measured(case: Case) -> None:
+    *layer, milliseconds = case
+    assert milliseconds / 2.1 < price(*layer) < milliseconds * 2.1

@@ -267,17 +267,24 @@ def rectangles(rng: random.Random, width: int, height: int, n: int) -> list[tupl
     return pieces
 
 
-def wiring(seed: int, actions: int, window: int, sigma: float = 0.5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def wiring(
+    seed: int | str, actions: int, window: int, sigma: float = 0.5, far: float | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower, upper and size of the values and workspaces of an irregular graph: each action reads one to three values,
-    half of them such that nobody has read yet, among the last `window`; a third of the actions need workspace. Sizes
-    are lognormal, in multiples of 64."""
+    half of them such that nobody has read yet, among the last `window`, or with the probability `far` anywhere before;
+    a third of the actions need workspace. Sizes are lognormal, in multiples of 64."""
     rng = random.Random(seed)
     lower, upper, size = list(range(actions)), [i + 1 for i in range(actions)], []
     unread: list[int] = []
     for i in range(actions):
         for _ in range(rng.randint(1, 3) if i else 0):
             fresh = unread[-window:] if rng.random() < 0.5 else None
-            read = rng.choice(fresh) if fresh else max(0, i - rng.randint(1, window))
+            if fresh:
+                read = rng.choice(fresh)
+            elif far is not None and rng.random() < far:
+                read = rng.randrange(i)
+            else:
+                read = max(0, i - rng.randint(1, window))
             upper[read] = i + 1
             if read in unread:
                 unread.remove(read)

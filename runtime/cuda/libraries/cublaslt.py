@@ -222,15 +222,20 @@ def _chosen(
     given = [library.handle, operation.pointer, *(layout.pointer for layout in layouts)]
     reasons = []
     for nbytes, scheme in _questions(product.nbytes):
-        for found in _offered(library, given, places, nbytes, scheme):
-            reason = found if isinstance(found, str) else _unusable(library, given, found, product)
-            if isinstance(found, Found) and not reason:
+        try:
+            offered = _offered(library, given, places, nbytes, scheme)
+        except RuntimeError as error:
+            reasons.append(str(error))
+            continue
+        for found in offered:
+            reason = _unusable(library, given, found, product)
+            if not reason:
                 return found
             reasons.append(reason)
+    said = ", ".join(dict.fromkeys(reasons or ["it has no algorithm for it"]))
     raise PlanError(
         f"cuBLASLt {library.version} cannot multiply {product} within {product.nbytes} bytes of workspace: "
-        f"{', '.join(dict.fromkeys(reasons))}; install another version of cuBLAS, or compile again with another limit "
-        f"of workspace"
+        f"{said}; install another version of cuBLAS, or compile again with another limit of workspace"
     )
 
 
@@ -242,10 +247,12 @@ def _questions(nbytes: int) -> list[tuple[int, int]]:
     return [(GENEROUS, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE), *allowed] if 0 < nbytes < GENEROUS else allowed
 
 
-def _offered(
-    library: Cublaslt, given: list[Any], places: tuple[int, ...], nbytes: int, scheme: int
-) -> list[Found] | list[str]:
-    """What the heuristics offer, the fastest first as they see it; or why they offer nothing."""
+def _offered(library: Cublaslt, given: list[Any], places: tuple[int, ...], nbytes: int, scheme: int) -> list[Found]:
+    """What the heuristics offer, the fastest first as they see it.
+
+    Raises:
+        RuntimeError: they refuse the question.
+    """
     wanted = Descriptor(library, "MatmulPreference")
     wanted.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, c_uint64(nbytes))
     wanted.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, c_uint32(scheme))
@@ -260,11 +267,8 @@ def _offered(
     ):
         wanted.set(attribute, c_uint32(min(ALIGNMENT, place & -place)))
     found, count = (Found * CANDIDATES)(), c_int()
-    try:
-        library.call("cublasLtMatmulAlgoGetHeuristic", *given, wanted.pointer, CANDIDATES, found, byref(count))
-    except RuntimeError as error:
-        return [str(error)]
-    return list(found[: count.value]) or ["it has no algorithm for it"]
+    library.call("cublasLtMatmulAlgoGetHeuristic", *given, wanted.pointer, CANDIDATES, found, byref(count))
+    return list(found[: count.value])
 
 
 def _unusable(library: Cublaslt, given: list[Any], found: Found, product: Multiply) -> str:
