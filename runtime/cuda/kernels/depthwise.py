@@ -5,7 +5,6 @@ elements read once for several neighbouring results.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foreplan.graph import Op, Window
@@ -16,6 +15,7 @@ from foreplan.ops.conv.ops import ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, power_of_2, reduction
+from foreplan.runtime.cuda.kernels.windows import window_defines
 from foreplan.runtime.cuda.launch import (
     THREADS,
     Address,
@@ -211,11 +211,7 @@ def _defines(op: ConvOp, weights: Shape, blocks: _Blocks, source: Window, units:
         reach += abs(step) * (extent + taps * gap + blocks.each * stride + abs(low) + abs(high))
     return (
         ("ELEMENT", source.type.dtype),
-        ("AXES", len(op.strides)),
-        ("KERNEL", _list(weights[2:])),
-        ("STRIDES", _list(op.strides)),
-        ("LOWS", _list(low for low, _ in op.pads)),
-        ("DILATIONS", _list(op.dilations)),
+        *window_defines(weights[2:], op.strides, op.pads, op.dilations),
         ("MULTIPLE", weights[0] // op.groups),
         ("EACH", blocks.each),
         ("GAP", blocks.gap),
@@ -226,7 +222,3 @@ def _defines(op: ConvOp, weights: Shape, blocks: _Blocks, source: Window, units:
         ("INDEX", index_type(units)),
         ("OFFSET", "i32" if reach < 1 << 31 else "i64"),
     )
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

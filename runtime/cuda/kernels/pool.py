@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
@@ -12,6 +11,7 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import neutral
+from foreplan.runtime.cuda.kernels.windows import window_defines
 from foreplan.runtime.cuda.launch import LaunchKernel, Word, for_each, input_at, output_at, side_by_side
 from foreplan.runtime.kernel import Refused
 
@@ -48,11 +48,7 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
     index = index_type(max(threads, *(_farthest(op, window) for window in windows)))
     defines = (
         ("ENTRY", op.name),
-        ("AXES", len(op.kernel)),
-        ("KERNEL", _list(op.kernel)),
-        ("STRIDES", _list(op.strides)),
-        ("LOWS", _list(low for low, _ in op.pads)),
-        ("DILATIONS", _list(op.dilations)),
+        *window_defines(op.kernel, op.strides, op.pads, op.dilations),
         ("VECTOR", vector),
         ("ELEMENT", dtype),
         ("PLACE", saved.type.dtype if saved is not target else DTYPES["uint8"]),
@@ -62,10 +58,6 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         ("OFFSET", {"u32": "i32", "u64": "i64"}[index]),
     )
     return LaunchKernel((for_each("pool.cu", op.name, threads, words, defines),))
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _vector(*tensors: Window) -> int:
