@@ -151,15 +151,11 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
         return step, last
 
 
-def _training_step(
-    graph: Graph, options: Options, watch: Watch | None = None, fission: Fission | None = None, bands: int = 0
-) -> Graph:
-    """The step, with as much of it in parts as is said; None: as much as costs next to nothing."""
+def _training_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
+    """The step, with as much of it in parts as costs next to nothing."""
     settings = _training(graph, options)
     with without_collection():
-        if fission is None:
-            fission = _free_fission(graph, settings, options)
-        return _formed(graph, replace(settings, fission=fission, bands=bands), options, watch)
+        return _formed(graph, replace(settings, fission=_free_fission(graph, settings, options)), options, watch)
 
 
 def _free_fission(graph: Graph, settings: passes.Settings, options: Options) -> Fission:
@@ -345,7 +341,7 @@ def _planned(graph: Graph, step: Graph, program: Program, options: Options) -> P
 
     if step.loss is None:
         return inference_in_parts(step, program, whole, _tools(options))
-    return training_in_parts(step, program, whole, _in_form(graph, step, options), _tools(options))
+    return training_in_parts(step, program, whole, _in_form(graph, options), _tools(options))
 
 
 def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Graph, Program]]:
@@ -362,7 +358,7 @@ def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Gr
     tools = _tools(step.options)
     if step.program.loss is None:
         return forms_of_inference(step.graph, step.program, tools, allowed)
-    return forms_of_training(step.graph, step.program, _in_form(step.model, step.graph, step.options), tools)
+    return forms_of_training(step.graph, step.program, _in_form(step.model, step.options), tools)
 
 
 def _tools(options: Options) -> Tools:
@@ -371,16 +367,26 @@ def _tools(options: Options) -> Tools:
     return Tools(partial(_lowered, options=options), partial(plan, remat=options.remat))
 
 
-def _in_form(graph: Graph, step: Graph, options: Options) -> InParts:
+def _in_form(graph: Graph, options: Options) -> InParts:
     """What makes a training step with some of it in parts."""
+    settings = _training(graph, options)
+    run = partial(passes.run_passes, passes=options.passes)
+    start = run(graph, settings, (passes.Stage.FORWARD,))
+    seen: set[str] = set()
 
-    def form(fission: Fission, bands: int) -> Graph:
-        found = _training_step(graph, options, fission=fission, bands=bands)
+    def form(fission: Fission, bands: int) -> Graph | None:
+        chosen = replace(settings, fission=fission, bands=bands)
+        with without_collection():
+            forward = run(start, chosen, (passes.Stage.MEMORY,))
+            if (text := forward.as_text()) in seen:
+                return None
+            seen.add(text)
+            found = run(forward, chosen, (passes.Stage.TRAINING,))
         if options.named:
             try:
                 _lowered(found, options)
             except UsageError:  # what is said of activations by name has no meaning there
-                return step
+                return None
         return found
 
     return form

@@ -22,7 +22,8 @@ BANDS = (2, 3, 4, 6, 8, 12)  # in how many an image is tried
 LITTLE = 0.01  # what parts may add to the time of a step without a budget; recomputation may add as much
 
 Planned = tuple[Graph, Program, Plan]
-InParts = Callable[[Fission, int], Graph]  # makes a training step with some of it in parts: in how many bands, if any
+# Makes a training step with some of it in parts: in how many bands, if any. None where it has made the same before.
+InParts = Callable[[Fission, int], Graph | None]
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,14 @@ def forms_of_training(step: Graph, program: Program, form: InParts, tools: Tools
         form: makes the step in parts.
     """
     base = base_nanoseconds(program)
-    seen = {step.as_text()}  # also one without parts may need less: it is listed in another order
+    seen = {_content(step)}
 
     def lowered(fission: Fission, bands: int = 0) -> tuple[Graph, Program] | None:
         graph = form(fission, bands)
-        before = len(seen)
-        seen.add(graph.as_text())
-        return (graph, _beside(tools.lower(graph), program)) if len(seen) > before else None
+        if graph is None or (content := _content(graph)) in seen:
+            return None
+        seen.add(content)
+        return graph, _beside(tools.lower(graph), program)
 
     samples = lowered(Fission.SAMPLES)
     if samples is not None:
@@ -162,6 +164,11 @@ def forms_of_training(step: Graph, program: Program, form: InParts, tools: Tools
                 break
             yield banded
         yield from filter(None, map(lowered, (Fission.CHANNELS, Fission.PIECES, Fission.OFF)))
+
+
+def _content(graph: Graph) -> tuple[str, ...]:
+    """What equal graphs have in common, however they list their nodes: the planner chooses an order itself."""
+    return tuple(sorted(graph.as_text().splitlines()))
 
 
 def adds_little(whole: Program, split: Program) -> bool:

@@ -191,3 +191,13 @@ def evaluate(t, s, state, target):  # type: ignore[no-untyped-def]
         return NEVER, 0, NEVER, cost, t.order.size
     highest, at, excess = measure_above(t, s, length, target)
     return highest, s.places[at] if length else 0, excess, cost, length
+
+
+@jit.compiled
+def measure_states(t, s, states, lengths, peaks, costs):  # type: ignore[no-untyped-def]
+    """Of many states: the steps, the highest live set, and the cost of each; NEVER bytes where a state cannot be."""
+    for i in range(lengths.size):
+        lengths[i], costs[i] = generate(t, s, states[i])
+        peaks[i] = NEVER
+        if lengths[i] >= 0:
+            peaks[i], _, _ = measure_above(t, s, lengths[i], 0)

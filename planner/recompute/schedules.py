@@ -105,14 +105,22 @@ def recompute(
             _polish(way, plain, archive, work, patience, effort)
         found += [state.copy() for state, least in zip(archive.states, archive.cost) if least < NEVER]
         found += [state.copy() for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
+    return _spelled_out(whole, found, bound) if found else []
+
+
+def _spelled_out(gaps: Gaps, states: Sequence[np.ndarray], bound: int) -> list[Point]:
+    """The schedules of states, as far as no other beats them: see `frontier`."""
+    from foreplan.planner.recompute import kernels
+
+    scratch, rows = kernels.make_scratch(gaps), np.array(states)
+    figures = np.zeros((3, len(rows)), np.int64)
+    kernels.measure_states(gaps, scratch, rows, *figures)
+    lengths, peaks, costs = figures.tolist()
     points = []
-    scratch = kernels.make_scratch(whole)
-    for state in found:
-        length, extra = kernels.generate(whole, scratch, state)
-        if length >= 0:
-            peak, _, _ = kernels.measure_above(whole, scratch, length, 0)
-            points.append(Point(tuple(scratch.counting.steps[:length].tolist()), int(peak), int(extra)))
-    return frontier(points, bound)
+    for i in _undominated(costs, peaks, lengths, bound):
+        length, _ = kernels.generate(gaps, scratch, rows[i])
+        points.append(Point(tuple(scratch.counting.steps[:length].tolist()), peaks[i], costs[i]))
+    return points
 
 
 def _ways(gaps: Gaps) -> list[Gaps]:
@@ -183,10 +191,15 @@ def _smallest(problem: Problem, share: int) -> int:
 
 def frontier(points: Sequence[Point], bound: int) -> list[Point]:
     """Those points below `bound` that no other beats in both bytes and cost, by ascending cost."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.cost, p.bound, len(p.order))):
-        if point.bound < (kept[-1].bound if kept else bound):
-            kept.append(point)
+    figures = ([point.cost for point in points], [point.bound for point in points], [len(p.order) for p in points])
+    return [points[i] for i in _undominated(*figures, bound)]
+
+
+def _undominated(costs: Sequence[int], peaks: Sequence[int], lengths: Sequence[int], bound: int) -> list[int]:
+    kept: list[int] = []
+    for i in sorted(range(len(costs)), key=lambda i: (costs[i], peaks[i], lengths[i])):
+        if peaks[i] < (peaks[kept[-1]] if kept else bound):
+            kept.append(i)
     return kept
 
 

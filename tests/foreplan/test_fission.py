@@ -7,6 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import passes
+from foreplan.api import other_forms
 from foreplan.compiled import Compiled
 from foreplan.options import Options
 from tests.foreplan.chains import chain
@@ -272,3 +273,17 @@ def test_channels_are_split_by_default_only_where_that_adds_little() -> None:
         step, whole = (fp.compile(*arguments, target=target, fission=fission) for fission in ("auto", "off"))
         assert any("run in" in note for note in step.program.notes) is splits
         assert step.estimate()["predicted_seconds"] <= 1.02 * whole.estimate()["predicted_seconds"]
+
+
+def test_each_form_of_a_step_has_other_work() -> None:
+    """A form that lists the same nodes in another order is no other form: the planner orders them itself."""
+
+    def forms(model: str) -> list[tuple[str, ...]]:
+        step = fp.compile(fp.models.build(model), fp.models.default_loss(model), fp.optim.SGD(0.1))
+        assert step.graph is not None
+        graphs = [step.graph, *(graph for graph, _ in other_forms(step))]
+        return [tuple(sorted(graph.as_text().splitlines())) for graph in graphs]
+
+    assert len(forms("resnet18:batch=2,size=32")) == 1
+    several = forms("conv_chain:size=64,batch=2")
+    assert len(several) > 2 and len(set(several)) == len(several)
