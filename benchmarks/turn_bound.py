@@ -1,13 +1,15 @@
 """What must be there when the loss is known: a bound for steps whose samples batch norm joins, by a linear program.
 
-`python -m benchmarks.turn_bound` prints the rows. At that moment the backward pass has yet to read certain results of
-the forward pass. Each is there, or is computed again from what is there. A share of the step's time limits the latter.
-No schedule, and no split of activations into parts whose bytes and times add up, holds fewer bytes at that moment.
+`python -m benchmarks.turn_bound` prints the rows, in MiB, for shares of the time that recomputation may add. At that
+moment the backward pass has yet to read certain results of the forward pass. Each is there, or is computed again from
+what is there. A share of the step's time limits the latter. No schedule, and no split of activations into parts whose
+bytes and times add up, holds fewer bytes at that moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog
@@ -18,9 +20,11 @@ from foreplan.planner import Problem
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of
 from foreplan.planner.problem import Role
+from tests.foreplan.chains import chain
 
 MIB = 1 << 20
-SHARES = (0.0, 0.01, 0.05)
+SHARES = (0.0, 0.01, 0.02, 0.025, 0.05)
+GRADIENTS = ("cross_entropy/grad", "mse/grad")  # the first that the backward pass computes of the model's output
 
 
 def bound(program: Problem, share: float) -> float:
@@ -32,7 +36,7 @@ def bound(program: Problem, share: float) -> float:
     problem, costs = lean.problem, lean.costs
     actions, values = problem.actions, problem.values
     writer = {value: i for i, action in reversed([*enumerate(actions)]) for value in action.writes}
-    first = [i for i, action in enumerate(actions) if "cross_entropy/grad" in action.name]
+    first = [i for i, action in enumerate(actions) if any(name in action.name for name in GRADIENTS)]
     readers: dict[int, list[int]] = {}
     for i, action in enumerate(actions):
         for value in action.reads:
@@ -75,12 +79,15 @@ def _reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) ->
 
 
 def main() -> None:
-    print("| model | " + " | ".join(f"+{share:.0%}" for share in SHARES) + " |")
+    print("| model | " + " | ".join(f"+{share:.1%}" for share in SHARES) + " |")
     print("|---" * (1 + len(SHARES)) + "|")
-    for name in ("resnet50", "mobilenet_v2"):
-        arguments = fp.models.build(name), fp.models.default_loss(name), fp.optim.Nesterov(0.1)
-        program = fp.compile(*arguments, remat="off", fission="off").program
-        print(" | ".join([f"| `{name}`", *(f"{bound(program, share):,.0f}" for share in SHARES)]) + " |", flush=True)
+    steps: dict[str, tuple[fp.Graph, Any]] = {
+        f"`{name}`": (fp.models.build(name), fp.models.default_loss(name)) for name in ("resnet50", "mobilenet_v2")
+    }
+    steps["chain with batch norm and ReLU"] = chain("batch norm and ReLU", 1024), fp.losses.mse
+    for name, (model, loss) in steps.items():
+        program = fp.compile(model, loss, fp.optim.Nesterov(0.1), remat="off", fission="off").program
+        print(" | ".join([f"| {name}", *(f"{bound(program, share):,.0f}" for share in SHARES)]) + " |", flush=True)
 
 
 if __name__ == "__main__":

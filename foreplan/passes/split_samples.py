@@ -224,7 +224,9 @@ def in_turn(step: Graph, forward: Collection[Node]) -> Graph:
     position = {node: i for i, node in enumerate(step.nodes)}
     order: dict[Node, None] = {}
     for node in (*(node for node in step.nodes if node not in forward), *step.nodes):
-        needed, stack = {node} - order.keys(), [node]
+        if node in order:
+            continue
+        needed, stack = {node}, [node]
         while stack:
             for value in stack.pop().inputs:
                 made_by = step.producer.get(value)
