@@ -30,7 +30,7 @@ Terms = Callable[[Any, Sequence[TensorType]], int]
 Oracle = Callable[..., list[Array]]
 
 LEAST = 1.2e-38  # below it, numbers are zero in the cpu engine's compiled kernels and in narrow results of cuDNN's
-WINOGRAD = 3e-5  # of the largest result of a convolution of 3 x 3 taps by Winograd's algorithm
+WINOGRAD = 1e-5  # of the largest result of a convolution of 3 x 3 taps by Winograd's algorithm
 SPLIT_MOST = 1e38  # above it, what tile registers multiply may be infinite
 HALF_STEPS = 2.0**-8  # what the cpu engine rounds probabilities and score gradients by where tensors are bfloat16
 SHARE_OF_SMALLEST = 8  # roundings of the largest element that every smooth function may add
