@@ -19,7 +19,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates hard-instances docs outputs setup-docs gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-browser setup-cuda setup-torch setup-docs demo test test-fast test-all fuzz mutants lint format estimates hard-instances tables docs outputs gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make estimates   the table of arenas in docs/zoo.md"
 	@echo "make hard-instances  twenty hard instances of offset search beside peers (MINIMALLOC=BINARY OMNIMALLOC=PYTHON)"
+	@echo "make tables      what docs/ says of the planner, made again (an hour or two of two cores)"
 	@echo "make docs        the site, in out/site/; fails on a link that leads nowhere"
 	@echo "make outputs     what docs/ has from elsewhere: outputs of commands, reference, list of ops, the picture"
 	@echo "make gpu-check   what only a card can show (under 8 minutes, no network; GPU_PYTHON=python3 chooses the Python)"
@@ -97,11 +98,11 @@ setup-cuda: $(VENV)/.cuda$(CUDA)
 
 setup-torch: $(VENV)/.torch
 
-setup-hard-instances: $(VENV)/.demo
+hard-instances: $(VENV)/.demo
 	$(BIN)/python benchmarks/hard_instances.py $(if $(MINIMALLOC),--minimalloc $(MINIMALLOC)) \
 	    $(if $(OMNIMALLOC),--omnimalloc $(OMNIMALLOC))
 
-docs: $(VENV)/.docs
+setup-docs: $(VENV)/.docs
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -133,6 +134,17 @@ format: $(VENV)/.lint
 
 estimates: $(VENV)/.demo
 	$(BIN)/python benchmarks/estimates.py
+
+# The first four write into docs/; the others print.
+tables: $(VENV)/.test
+	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/gaps.py
+	$(BIN)/python benchmarks/ablation.py
+	$(BIN)/python benchmarks/passes.py
+	$(BIN)/python -m benchmarks.optimality small large
+	$(BIN)/python -m benchmarks.irregular
+	$(BIN)/python -m benchmarks.turn_bound
+	$(BIN)/python -m benchmarks.parts
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m zensical build --strict

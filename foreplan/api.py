@@ -369,20 +369,12 @@ def _tools(options: Options) -> Tools:
 
 def _in_form(graph: Graph, options: Options) -> InParts:
     """What makes a training step with some of it in parts."""
-    settings = _training(graph, options)
-    run = partial(passes.run_passes, passes=options.passes)
-    start = run(graph, settings, (passes.Stage.FORWARD,))
-    seen: set[str] = set()
+    make = passes.training_forms(graph, _training(graph, options), passes=options.passes)
 
     def form(fission: Fission, bands: int) -> Graph | None:
-        chosen = replace(settings, fission=fission, bands=bands)
         with without_collection():
-            forward = run(start, chosen, (passes.Stage.MEMORY,))
-            if (text := forward.as_text()) in seen:
-                return None
-            seen.add(text)
-            found = run(forward, chosen, (passes.Stage.TRAINING,))
-        if options.named:
+            found = make(fission, bands)
+        if found is not None and options.named:
             try:
                 _lowered(found, options)
             except UsageError:  # what is said of activations by name has no meaning there

@@ -236,6 +236,14 @@ def test_no_file_is_too_long() -> None:
     assert not long
 
 
+def test_every_target_of_make_does_something() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    rules = {line.partition(":")[0] for line in lines if re.match(r"[a-z][a-z-]*:", line)}
+    (phony,) = (line.split()[1:] for line in lines if line.startswith(".PHONY:"))
+    told = {found[1] for line in lines if (found := re.match(r'\t@echo "make ([a-z-]+)', line))}
+    assert rules == {*phony, "help"} and told < rules
+
+
 def test_no_leftovers() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     assert not [str(file) for file in python_files() if pattern.search(file.read_text())]

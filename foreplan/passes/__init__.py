@@ -25,6 +25,7 @@ from foreplan.passes.pipeline import (
     list_without,
     run_passes,
     simplified,
+    training_forms,
 )
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
@@ -71,6 +72,7 @@ __all__ = [
     "split_pieces",
     "split_concats",
     "training_form",
+    "training_forms",
     "updating",
     "wide_gradients",
     "wide_maps",

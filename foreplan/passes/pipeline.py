@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -317,6 +317,28 @@ def run_passes(
         if watch is not None:
             watch(Ran(each, graph, seconds, graph.as_text() != before.as_text()))
     return graph
+
+
+def training_forms(
+    graph: Graph, settings: Settings, *, passes: Iterable[Pass] | None = None
+) -> Callable[[Fission, int], Graph | None]:
+    """What makes the training step of a model with some of it in parts: in how many bands, if any.
+
+    Returns:
+        A function. It gives None where parts change nothing in the forward pass of a step that it gave before.
+    """
+    start = run_passes(graph, settings, (Stage.FORWARD,), passes=passes)
+    seen: set[str] = set()
+
+    def made(fission: Fission, bands: int) -> Graph | None:
+        chosen = replace(settings, fission=fission, bands=bands)
+        forward = run_passes(start, chosen, (Stage.MEMORY,), passes=passes)
+        if (text := forward.as_text()) in seen:
+            return None
+        seen.add(text)
+        return run_passes(forward, chosen, (Stage.TRAINING,), passes=passes)
+
+    return made
 
 
 def check_passes(name: str, value: Any) -> Any:

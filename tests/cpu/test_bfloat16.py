@@ -7,6 +7,7 @@ import pytest
 
 from foreplan import jit
 from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.conv.ops import Conv
 from foreplan.ops.join import Pad
 from foreplan.ops.map import Map
 from foreplan.ops.softmax import LogSoftmax, Softmax
@@ -65,3 +66,21 @@ def test_rows_with_numbers_that_are_not_finite() -> None:
     x[0, 3], x[1, 39], x[2], x[3, 7] = np.nan, np.inf, -np.inf, -np.inf
     for op in (Softmax(1), LogSoftmax(1)):
         ENGINE.check(op, x)
+
+
+# Strides, pads, dilations, groups, images and weights: along the rows, taps meet only zeros.
+@pytest.mark.parametrize(
+    ("op", "images", "weights"),
+    [
+        (Conv((1, 1), ((1, 1), (1, 0)), (2, 2), 2), (1, 4, 1, 4), (8, 2, 2, 1)),
+        (Conv((2, 1), ((3, 3), (2, 0)), (2, 2), 4), (1, 8, 1, 3), (8, 2, 3, 2)),
+        (Conv((1, 1), ((2, 2), (0, 1)), (3, 1), 1), (2, 64, 1, 5), (32, 64, 2, 3)),
+    ],
+    ids=["two groups", "four groups", "one group"],
+)
+def test_convolutions_whose_taps_meet_only_zeros(op: Conv, images: tuple[int, ...], weights: tuple[int, ...]) -> None:
+    """On tile registers some of oneDNN 3.2 end the process."""
+    x, w, bias = normal(*images), normal(*weights), normal(weights[0])
+    ENGINE.check(op, x, w, bias)
+    (y,) = ENGINE.run(op, [x, w, bias])
+    np.testing.assert_array_equal(y, np.broadcast_to(bias.astype(BFLOAT16.numpy)[:, None, None], y.shape))

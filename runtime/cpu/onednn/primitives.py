@@ -76,6 +76,8 @@ class After:
 REFERENCE = "ref"  # in the names of loops over single numbers: NumPy takes a twentieth of the time of the large ones
 # Depth-wise convolutions for processors without AVX2: added to a tensor, some of oneDNN 3.2 end the process.
 ENDS_PROCESSES = "jit_dw:sse41"
+# Convolutions on tile registers, among others: where no tap meets the image, some of oneDNN 3.2 end the process.
+ENDS_PROCESSES_ON_ZEROS = "brgconv"
 OLD = "old"
 Following = Sequence[tuple[str, int]]  # functions, each with the index of the input that it takes beside the result
 _FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
@@ -299,6 +301,15 @@ class Geometry:
         gaps = tuple(step - 1 for step in self.dilations)
         return tuple(Dims(*entries) for entries in (self.strides, gaps, self.low, self.high))
 
+    def reaches(self, extents: Sequence[int], taps: Sequence[int], results: Sequence[int]) -> bool:
+        """Whether along each axis some tap of some result meets the image, and not the zeros around it."""
+        return all(
+            any(0 <= i * stride - low + tap * dilation < extent for i in range(count) for tap in range(size))
+            for stride, low, dilation, extent, size, count in zip(
+                self.strides, self.low, self.dilations, extents, taps, results, strict=True
+            )
+        )
+
 
 def convolution(
     x: Window,
@@ -318,6 +329,9 @@ def convolution(
     found = library()
     if any(each.function == OLD for each in after):
         avoided = (*avoided, ENDS_PROCESSES)
+    axes = len(geometry.strides)
+    if not geometry.reaches(x.shape[2:], w.shape[-axes:], y.shape[2:]):
+        avoided = (*avoided, ENDS_PROCESSES_ON_ZEROS)
     made = Primitive(
         found.functions.dnnl_convolution_forward_primitive_desc_create,
         found.engine,
