@@ -261,6 +261,20 @@ def test_whatever_skips_a_test_says_why() -> None:
     assert not silent
 
 
+def test_membership_is_not_asked_of_tuples_as_long_as_a_graph() -> None:
+    """It would take a time that grows with the square of the graph: `returned` is the set of `results`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for how, whom in zip(node.ops, node.comparators)
+        if isinstance(how, ast.In | ast.NotIn) and isinstance(whom, ast.Attribute)
+        if whom.attr in ("results", "nodes")
+    ]
+    assert not found
+
+
 def test_no_generator_outlives_what_it_reads() -> None:
     """A generator that a comprehension gives reads that one's variable when it has its last value."""
     loops = (ast.GeneratorExp, ast.ListComp, ast.SetComp)

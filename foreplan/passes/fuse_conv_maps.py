@@ -73,7 +73,7 @@ def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
 def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
     """The chain with the node behind it, if only that node reads its result and one kernel can compute both."""
     (value,), readers = chain.last.outputs, graph.readers[chain.last.outputs[0]]
-    if len(readers) != 1 or value in graph.results:
+    if len(readers) != 1 or value in graph.returned:
         return None
     (node,) = readers
     if node.inputs.count(value) != 1 or len(node.outputs) != 1 or node.outputs[0].type != value.type:

@@ -49,8 +49,9 @@ def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
     """
     pairs: dict[Node, _Pair] = {}
     position = {node: i for i, node in enumerate(graph.nodes)}
+    updates = set(graph.updates.values())
     for node in graph.nodes:
-        pair = _pair(graph, position, node)
+        pair = _pair(graph, position, updates, node)
         if pair is None or pair.map in pairs:
             continue
         types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
@@ -78,12 +79,12 @@ def _updates_after_readers(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes)) if behind else graph
 
 
-def _pair(graph: Graph, position: Mapping[Node, int], node: Node) -> _Pair | None:
+def _pair(graph: Graph, position: Mapping[Node, int], updates: set[Value], node: Node) -> _Pair | None:
     """A product with its map, if fusing them costs no memory."""
     if not isinstance(node.op, MatMul) or node.op.wide or len(node.inputs) != 2:
         return None
     (value,), readers = node.outputs, graph.readers[node.outputs[0]]
-    if value in graph.results or len(set(readers)) != 1:
+    if value in graph.returned or len(set(readers)) != 1:
         return None
     (map,) = set(readers)
     if not isinstance(map.op, Map) or any(y.shape != value.shape for y in map.outputs):
@@ -92,8 +93,7 @@ def _pair(graph: Graph, position: Mapping[Node, int], node: Node) -> _Pair | Non
     smaller = all(x.type.nbytes <= value.type.nbytes for x in passing)
     makers = (graph.producer.get(x) for x in pair.further)
     there = all(maker is None or position[maker] < position[node] for maker in makers)
-    updates = not set(graph.updates.values()).isdisjoint(map.outputs)
-    return pair if smaller or (there and not updates) else None
+    return pair if smaller or (there and updates.isdisjoint(map.outputs)) else None
 
 
 def _fused(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Sequence[Value]:

@@ -73,6 +73,6 @@ def _pair(graph: Graph, norm: Node) -> _Pair | None:
         return None
     if any(value.type != x.type for value in map.inputs[1:]):
         return None
-    keeps = g in graph.results or set(graph.readers[g]) != {norm}
+    keeps = g in graph.returned or set(graph.readers[g]) != {norm}
     (expr,) = map.op.exprs
     return _Pair(map, norm, MaskedBatchNormGrad(norm.op.epsilon, expr, keeps))

@@ -45,7 +45,7 @@ def _joined(graph: Graph) -> Iterator[_Joined]:
     position = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}
     for concat in graph.nodes:
         (value, *_), readers = concat.outputs, graph.readers[concat.outputs[0]]
-        if not isinstance(concat.op, Concat) or concat.op.axis != 1 or len(readers) != 1 or value in graph.results:
+        if not isinstance(concat.op, Concat) or concat.op.axis != 1 or len(readers) != 1 or value in graph.returned:
             continue
         (conv,) = readers
         if not isinstance(conv.op, Conv) or conv.op.groups != 1 or conv.inputs.index(value) or value in conv.inputs[1:]:
