@@ -61,7 +61,8 @@ class Remedy:
 def remedies(step: Compiled, batch: int | None, compile_at: CompileAt) -> Iterator[Remedy]:
     """What makes a step fit its card, each change by itself, as it is found: the largest batch with the same options;
     at the same batch, the cheapest plan within the card's memory; and the largest batch in the narrower precision that
-    the card computes in. A change with which nothing fits is left out.
+    the card computes in. A change with which nothing fits is left out. Where what the step keeps from step to step is
+    larger than the card, nothing is tried.
 
     Args:
         step: the step that does not fit.
@@ -69,7 +70,7 @@ def remedies(step: Compiled, batch: int | None, compile_at: CompileAt) -> Iterat
         compile_at: compiles the same model again.
     """
     memory = step.verdict.device_bytes
-    if memory is None or batch is None or step.verdict.fits:
+    if memory is None or batch is None or step.verdict.fits or step.memory.persistent > memory:
         return
     search = _Search(step, batch, memory, compile_at)
     if (smaller := search.smaller_batch()) is not None:

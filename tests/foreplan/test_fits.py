@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.fitting import batch_of
+from foreplan.remedies import remedies
 from foreplan.runtime.cuda import device as devices_module
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.outside import PAGE
@@ -78,6 +79,16 @@ def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
 def test_where_nothing_fits_nothing_is_offered(tmp_path: Path) -> None:
     done = foreplan("estimate", WIDE, "--target", small_card(tmp_path, FIXED), code=3)
     assert done.stdout.splitlines()[-1].startswith("does not fit: ") and "Fits:" not in done.stdout
+
+
+def test_nothing_is_tried_where_the_weights_alone_do_not_fit() -> None:
+    step = compiled("cuda:t4", "mlp:batch=1,width=32768,layers=4,inputs=16,classes=5")
+    assert step.memory.persistent > T4_BYTES
+
+    def again(batch: int, options: object) -> fp.Compiled:
+        raise AssertionError("no other form of this step is compiled")
+
+    assert list(remedies(step, 1, again)) == []
 
 
 def test_a_plan_file_has_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
