@@ -94,11 +94,21 @@ def _gaps(region: Memory, used: Sequence[tuple[int, int]]) -> Iterator[Memory]:
 
 @dataclass(frozen=True)
 class Timing:
-    """One executed step: the node it ran and how long that took."""
+    """One executed instruction.
+
+    Attributes:
+        node: that it ran.
+        op, kernel: by which; `reference` is NumPy's kernel of the op.
+        seconds: that it took.
+        predicted_seconds: that the planner counted.
+        nbytes, flops: bytes that it reads and writes, each once, and floating-point operations.
+    """
 
     node: str
     op: str
+    kernel: str
     seconds: float
+    predicted_seconds: float
     nbytes: int
     flops: int
 
@@ -116,4 +126,6 @@ class Trace:
         """Store its time."""
         index = self.plan.steps[step].action
         action, call = self.program.actions[index], self.program.calls[index]
-        self.timings.append(Timing(action.name, call.op.name, seconds, action.nbytes, action.flops))
+        predicted = action.nanoseconds / 1e9
+        timing = Timing(action.name, call.op.name, call.kernel, seconds, predicted, action.nbytes, action.flops)
+        self.timings.append(timing)

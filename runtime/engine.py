@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,21 @@ from foreplan.planner.plan import Plan
 from foreplan.runtime.kernel import Run
 
 At = tuple[Operand, int]  # a tensor, and where its value lies in its region
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a machine does at best.
+
+    Attributes:
+        flops_per_second: operations of a large product of float32.
+        bytes_per_second: read and written by a large copy, together.
+        source: where the figures are from, for people.
+    """
+
+    flops_per_second: int
+    bytes_per_second: int
+    source: str
 
 
 class Memory(Protocol):
@@ -106,6 +122,9 @@ class Engine(Protocol):
         Raises:
             UsageError: the program was planned for another number.
         """
+
+    def peak(self, program: Program) -> Peak:
+        """What the machine does at best with the threads of a program."""
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> Bound:
         """Every step as a ready call on the regions' memory, which `allocate` and `allocate_host` made."""

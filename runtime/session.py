@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import get_ident
@@ -22,6 +24,7 @@ from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs, micro_batch
 from foreplan.runtime.kept import WAY_OUT, Kept
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
+from foreplan.runtime.profile import Profile
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room
@@ -108,6 +111,7 @@ class Session(Kept):
             heights = plan.heights if update is None else update.heights(plan)
             check_sharing((program, plan), (share.program, share.plan), heights[PARAMETERS])
         self._turn: Turn = share._turn if share is not None else _CARD if self._info.on_card else Turn()
+        self._engine = engine
         with self._turn.lock:
             self._bind(engine, share, seed, poison)
 
@@ -188,6 +192,31 @@ class Session(Kept):
         parts = self._parts({} if inputs is None else inputs)
         with self._turn.lock:
             return self._finish(self._begin(parts, watches)), timings
+
+    def profile(self, inputs: Mapping[str, Any] | None = None, steps: int = 5) -> Profile:
+        """Where the time of a step goes, by kernel and by module, beside what was predicted and what the machine can.
+
+        It runs some steps, and as many more with every instruction timed: the session's weights change with each.
+
+        Args:
+            inputs: as for `step`; every step gets the same.
+            steps: of each kind. Of all times the shortest counts.
+
+        Raises:
+            InputError, SessionError: as `step`.
+        """
+        steps = whole("steps", steps, 1, 1_000)
+        self.step(inputs)
+        least = math.inf
+        for _ in range(steps):
+            started = time.perf_counter()
+            self.step(inputs)
+            least = min(least, time.perf_counter() - started)
+        traced = [self.trace(inputs)[1] for _ in range(steps)]
+        shortest = tuple(min(runs, key=lambda timing: timing.seconds) for runs in zip(*traced))
+        with self._turn.lock:
+            peak = self._engine.peak(self.program)
+        return Profile(self.program.target, least, shortest, peak, self.program.notes)
 
     def __repr__(self) -> str:
         size = format_bytes(self.allocated_bytes)

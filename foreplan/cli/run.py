@@ -1,4 +1,4 @@
-"""Commands that run a model: run, bench."""
+"""Commands that run a model: run, bench, profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from foreplan.cli.options import (
 )
 from foreplan.cli.weights import load_weights, weights_options
 from foreplan.errors import UsageError
-from foreplan.files import check_writable
+from foreplan.files import check_writable, write_atomically
 from foreplan.options import Options
 from foreplan.units import format_bytes, format_seconds
 
@@ -224,4 +224,59 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
     )
 
 
-COMMANDS = (run, bench)
+TRACE = ".trace.json"
+
+
+@click.command(short_help="Time a step instruction by instruction: by kernel and by module.")
+@model_options
+@click.option("--steps", type=click.IntRange(1, 1_000), default=5, show_default=True, help="The shortest time counts.")
+@click.option("-o", "--out", "path", metavar=f"FILE{TRACE}", help="Write the timeline, for Perfetto and Chrome.")
+@threads_option
+@seed_option
+@json_option
+def profile(
+    model: str, steps: int, path: str | None, threads: int | None, seed: int, as_json: bool, **options: Any
+) -> None:
+    """Time a step of MODEL on made-up inputs, instruction by instruction, and say where the time goes.
+
+    The tables have a row for each kernel and for each module, with the time that was predicted beside it, and with the
+    share of what this machine does at its best.
+
+    \b
+    Examples:
+      foreplan profile resnet50 --batch 8 --target cpu --threads 1
+      foreplan profile model.onnx --infer --target cpu -o step.trace.json
+    """
+    from foreplan.runtime.inputs import made_up
+    from foreplan.views.traces import trace_text
+
+    if path is not None:
+        if not path.endswith(TRACE):
+            raise UsageError(f"the timeline is a trace for Perfetto and Chrome: name the file *{TRACE}, not {path!r}")
+        check_writable(path)
+    options["target"], own = with_threads(options["target"], threads)
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+    if path is not None and compiled.update is not None:
+        raise UsageError(
+            "a timeline is of one plan, and a step with micro-batches has two: leave out -o or --accumulate"
+        )
+    with working("binding"):
+        session = compiled.bind(seed=seed, threads=own)
+    with working(f"{2 * steps + 1} steps"):
+        found = session.profile(made_up(compiled.program, seed, compiled.accumulate), steps)
+    if path is not None:
+        nanoseconds = [round(1e9 * each.seconds) for each in found.instructions]
+        write_atomically(path, trace_text(compiled.memory, compiled.program.model, nanoseconds))
+    figures = compiled.estimate()
+    if as_json:
+        print_json({name: figures[name] for name in ("model", "mode", "target")} | found.to_json())
+        return
+    echo(f"{figures['model']}, {figures['mode']} on {figures['target']}\n{found}")
+    for note in found.notes:
+        say(f"note: {note}")
+    if path is not None:
+        say(f"wrote {path}")
+
+
+COMMANDS = (run, bench, profile)

@@ -33,19 +33,27 @@ class Timeline:
         phases: one an instruction.
         edges: nanoseconds from the beginning of the step to that of each instruction, and to the end: int64
             [instructions + 1]. All are zero where the target predicts no time.
+        measured: whether these times were measured; else they are predicted.
     """
 
     names: tuple[str, ...]
     phases: tuple[Phase, ...]
     edges: np.ndarray
+    measured: bool = False
 
     @staticmethod
-    def of(problem: Problem, plan: Plan) -> Timeline:
-        """The instructions of a plan of a problem."""
+    def of(problem: Problem, plan: Plan, nanoseconds: Sequence[int] | None = None) -> Timeline:
+        """The instructions of a plan of a problem.
+
+        Args:
+            nanoseconds: measured, of each instruction; by default predicted times stand.
+        """
         actions = [problem.actions[step.action] for step in plan.steps]
-        times = np.array([action.nanoseconds for action in actions], np.int64)
+        predicted = [action.nanoseconds for action in actions]
+        times = np.array(predicted if nanoseconds is None else nanoseconds, np.int64)
         names = tuple(action.name for action in actions)
-        return Timeline(names, _phases(problem, plan), np.concatenate([np.zeros(1, np.int64), np.cumsum(times)]))
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(times)])
+        return Timeline(names, _phases(problem, plan), edges, nanoseconds is not None)
 
     @property
     def nanoseconds(self) -> int:
@@ -56,7 +64,7 @@ class Timeline:
     def clock(self) -> tuple[np.ndarray, str]:
         """Edges for viewers that need a time, in nanoseconds, and what they are, for people."""
         if self.nanoseconds:
-            return self.edges, "predicted time"
+            return self.edges, "measured time" if self.measured else "predicted time"
         return np.arange(len(self.edges)) * 1000, "one microsecond an instruction: the target predicts no time"
 
 

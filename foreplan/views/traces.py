@@ -1,4 +1,4 @@
-"""A plan as a profile in predicted time: traces for Perfetto and Chrome, and profiles for speedscope.
+"""A plan as a profile in predicted or measured time: traces for Perfetto and Chrome, and profiles for speedscope.
 
 Sources: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU;
 speedscope's file format, https://www.speedscope.app/file-format-schema.json.
@@ -23,13 +23,16 @@ _PROCESS = {"pid": 1}
 _INSTRUCTIONS, _MODULES = 2, 3  # viewers take a thread with the number of its process for the main one
 
 
-def trace_text(memory: Memory, title: str) -> str:
+def trace_text(memory: Memory, title: str, nanoseconds: Sequence[int] | None = None) -> str:
     """A trace: instructions as slices, modules as nested slices, live bytes by category as a counter, and an arrow from
     each writing of a value to the next one where it has several lives.
 
     Where the target predicts no time, each instruction takes a microsecond, and the trace says so.
+
+    Args:
+        nanoseconds: measured, of each instruction; by default predicted times stand.
     """
-    line = Timeline.of(memory.problem, memory.plan)
+    line = Timeline.of(memory.problem, memory.plan, nanoseconds)
     edges, clock = line.clock
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": printable(title)}} | _PROCESS,

@@ -17,10 +17,11 @@ from foreplan.ops.loop import Loop
 from foreplan.ops.map import COPY
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cpu.codegen.native import Joined, joined
+from foreplan.runtime.cpu.machine import measured
 from foreplan.runtime.cpu.table import kernels_for
 from foreplan.runtime.cpu.target import target
 from foreplan.runtime.cpu.threads import set_threads, threads_set, with_team
-from foreplan.runtime.engine import Memory, Watch
+from foreplan.runtime.engine import Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.numpy.engine import NumpyBound, NumpyEngine
 
@@ -97,6 +98,11 @@ class CpuEngine(NumpyEngine):
             )
         threadpool_limits(planned)
         set_threads(planned)
+
+    def peak(self, program: Program) -> Peak:
+        """Measured, with as many threads."""
+        threads = _threads(program)
+        return Peak(*measured(threads), f"measured now, {threads} thread{'s' * (threads > 1)}")
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> CpuBound:
         """Every step as a ready call."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
+from foreplan.ops.map import COPY
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.threads import set_threads, with_team
+from foreplan.runtime.kernel import Refused
 
 SIDE, STREAM = 2048, 2**26  # of the product; bytes of the copy, far more than a core's own caches
 TIMES = 5
@@ -70,19 +73,29 @@ def _text(path: str | Path) -> str:
 
 
 def measured(threads: int) -> tuple[int, int]:
-    """Operations and bytes a second: of a large product of float32, and of a copy too large for any cache."""
+    """Operations and bytes a second, by the fastest kernels there are: of a large product of float32, and of a copy too
+    large for any cache.
+    """
+    from foreplan.runtime.cpu.gemm.tiles import Tiles
+    from foreplan.runtime.cpu.table import kernels_for
+
     set_threads(threads)
     a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
     matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
-    product = primitives.matmul(matrix, matrix, matrix)
-    scratch = aligned(product.scratchpad)  # the run holds its address alone
-    places = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
-    if product.scratchpad:
-        places[c.SCRATCHPAD] = scratch.ctypes.data
-    run = product.bind(places)
+    found = []
+    for make in (primitives.matmul, Tiles):
+        with suppress(Refused):
+            product = make(matrix, matrix, matrix)
+            scratch = aligned(product.scratchpad)  # the run holds its address alone
+            places = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
+            if product.scratchpad:
+                places[c.SCRATCHPAD] = scratch.ctypes.data
+            found.append(least_seconds(product.bind(places), threads))
     source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
-    stream = least_seconds(lambda: np.copyto(target, source), threads)
-    return int(2 * SIDE**3 / least_seconds(run, threads)), int(2 * STREAM / stream)
+    row = Window.dense(TensorType(FLOAT32, source.shape))
+    loop = kernels_for(COPY, [row], [row], threads)["lanes"].bind([source], [target], np.empty(0, np.uint8))
+    stream = min(least_seconds(call, threads) for call in (partial(np.copyto, target, source), loop))
+    return int(2 * SIDE**3 / min(found)), int(2 * STREAM / stream)
 
 
 def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) -> float:

@@ -28,7 +28,7 @@ from foreplan.runtime.cuda.libraries.nvrtc import architecture_of, figures, key_
 from foreplan.runtime.cuda.memory import DeviceAhead, DeviceMemory, DevicePlace, span_of, told
 from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.runtime.engine import At, Memory, Watch
+from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run
 from foreplan.units import align_up, format_bytes
 
@@ -253,6 +253,11 @@ class CudaEngine:
         """Nothing: a card schedules its own threads."""
         if threads is not None:
             raise UsageError(f"threads are the CPU's, and the step runs on {self.card.title}: leave them out")
+
+    def peak(self, program: Program) -> Peak:
+        """As the target describes the card."""
+        profile = self.target.profile
+        return Peak(profile.flops_per_second, profile.bytes_per_second, f"of the description of {self.card.title}")
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> CudaBound:
         """Every step as ready calls."""
