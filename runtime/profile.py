@@ -84,18 +84,17 @@ class Profile:
 
     def by_kernel(self) -> list[Group]:
         """One group for each op and kernel, the one of the most time first."""
-        groups: defaultdict[str, list[Timing]] = defaultdict(list)
-        for each in self.instructions:
-            groups[f"{each.op} {each.kernel}"].append(each)
-        found = [Group.of(name, timings, self.peak) for name, timings in groups.items()]
-        return sorted(found, key=lambda group: -group.seconds)
+        return sorted(self._grouped(lambda each: [_kernel(each)]), key=lambda group: -group.seconds)
 
     def by_module(self) -> list[Group]:
         """One group for each scope of the model, as it is listed: a module contains its parts, and their gradients."""
+        return self._grouped(lambda each: scopes_of(each.node))
+
+    def _grouped(self, names: Callable[[Timing], Iterable[str]]) -> list[Group]:
         groups: defaultdict[str, list[Timing]] = defaultdict(list)
         for each in self.instructions:
-            for scope in scopes_of(each.node):
-                groups[scope].append(each)
+            for name in names(each):
+                groups[name].append(each)
         return [Group.of(name, timings, self.peak) for name, timings in groups.items()]
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +131,7 @@ class Profile:
 
     def _rest(self, listed: Iterable[Group]) -> list[Group]:
         names = {group.name for group in listed}
-        others = [each for each in self.instructions if f"{each.op} {each.kernel}" not in names]
+        others = [each for each in self.instructions if _kernel(each) not in names]
         return [Group.of("others", others, self.peak)] if others else []
 
     def _modules(self) -> list[Group]:
@@ -163,3 +162,7 @@ class Profile:
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
             for row in rows
         ]
+
+
+def _kernel(each: Timing) -> str:
+    return f"{each.op} {each.kernel}"

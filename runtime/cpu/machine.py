@@ -15,14 +15,14 @@ import numpy as np
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import COPY
+from foreplan.runtime import stopwatch
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.threads import set_threads, with_team
 from foreplan.runtime.kernel import Refused
+from foreplan.runtime.stopwatch import SIDE, STREAM, TIMES
 
-SIDE, STREAM = 2048, 2**26  # of the product; bytes of the copy, far more than a core's own caches
-TIMES = 5
 LINE = 64  # bytes
 
 
@@ -103,17 +103,7 @@ def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) 
     on the machine changes it less, else wall time.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
-
-    def least() -> float:
-        call()
-        found = []
-        for _ in range(times):
-            started = clock()
-            call()
-            found.append(clock() - started)
-        return min(found)
-
-    return with_team(least, threads)
+    return with_team(partial(stopwatch.least_seconds, call, clock, times), threads)
 
 
 def aligned(nbytes: int) -> np.ndarray:

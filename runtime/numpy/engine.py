@@ -15,10 +15,10 @@ from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
+from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
 from foreplan.units import align_up
 
 ALIGNMENT = 64
-SIDE, STREAM, TIMES = 2048, 2**26, 6  # of the product and the copy that are measured: rows and columns; bytes; runs
 
 
 def allocate(heights: Sequence[int]) -> list[np.ndarray]:
@@ -178,22 +178,12 @@ class NumpyEngine:
         """Measured: NumPy's product, and its copy."""
         a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
         source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
-        product, copy = _least(partial(np.matmul, a, b, y)), _least(partial(np.copyto, target, source))
+        product, copy = least_seconds(partial(np.matmul, a, b, y)), least_seconds(partial(np.copyto, target, source))
         return Peak(int(2 * SIDE**3 / product), int(2 * STREAM / copy), "NumPy's product and copy, measured now")
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> NumpyBound:
         """Every step as a ready call."""
         return NumpyBound(program, plan, regions)
-
-
-def _least(call: Run) -> float:
-    """The least of some times, in seconds, after one that is not counted."""
-    times = []
-    for _ in range(TIMES):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
 
 
 def engine(program: Program, capture: bool) -> NumpyEngine:
