@@ -152,7 +152,7 @@ docs: $(VENV)/.docs
 outputs: $(VENV)/.test
 	$(BIN)/python docs/make_ops.py
 	$(BIN)/python docs/make_reference.py
-	$(BIN)/foreplan view resnet50 -o docs/resnet50.svg
+	$(BIN)/foreplan view resnet50 --target numpy -o docs/resnet50.svg
 	$(BIN)/python docs/make_outputs.py
 
 gpu-check:

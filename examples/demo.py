@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import foreplan as fp
-from foreplan.errors import TargetError
 from foreplan.units import format_bytes, format_seconds
 from foreplan.views.dot import write_dot
 
@@ -45,22 +44,11 @@ def plan_resnet50() -> None:
     write_dot(OUT / "resnet50.dot", training.graph)
 
 
-def fastest_target(model: Path) -> str:
-    """The CPU engine where its library is there, else NumPy; one thread is enough for such a network."""
-    try:
-        fp.compile(fp.from_onnx(model, batch=BATCH), target="cpu:threads=1").bind()
-    except TargetError as error:
-        console.print(f"note: {error}. Training runs on the target numpy.", style="dim", markup=False)
-        return "numpy"
-    return "cpu:threads=1"
-
-
 def train_digits() -> None:
     """A convolutional network on scikit-learn's handwritten digits."""
     console.rule("[bold]2  Training on real digits, in one arena")
     model = OUT / "digits.onnx"
     write_digits_model(model)
-    target = fastest_target(model)
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     data = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
@@ -70,9 +58,8 @@ def train_digits() -> None:
         fp.from_onnx(model, batch=BATCH),
         loss=fp.losses.cross_entropy,
         optimizer=fp.optim.Nesterov(0.05, momentum=0.9, weight_decay=1e-4),
-        target=target,
     )
-    evaluation = fp.compile(fp.from_onnx(model, batch=len(test_images)), target=target)
+    evaluation = fp.compile(fp.from_onnx(model, batch=len(test_images)))
     session, first = step.bind(seed=0), {"image": train_images[:BATCH], "target": train_labels[:BATCH]}
     session.step(first)
     tracemalloc.start()

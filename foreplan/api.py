@@ -16,7 +16,7 @@ from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.kept_plans import kept_plan
-from foreplan.lower import Program, engine_info, lower, target_named
+from foreplan.lower import Program, chosen_target, engine_info, lower
 from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
@@ -142,7 +142,7 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     """
     if options.accumulate == "auto":
         raise UsageError("the number of micro-batches is found when a step is compiled: say one here (accumulate=2)")
-    machine = target_named(options.target) if isinstance(options.target, str) else options.target
+    machine = chosen_target(options.target, accuracy=options.accuracy)
     with without_collection():
         step, last = _step(graph, options, watch)
         settings, stages = passes.Settings(machine=machine), (passes.Stage.TARGET,)
@@ -428,6 +428,7 @@ def _lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
         offload=options.offload,
         prefetch=prefetch and options.prefetch,
         tune=options.tune,
+        accuracy=options.accuracy,
         workspace=options.workspace,
         passes=options.passes,
     )

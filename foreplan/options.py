@@ -89,9 +89,10 @@ class Options:
     )
     _: KW_ONLY
     target: str | Target = field(
-        default="numpy",
+        default="auto",
         metadata=_says(
-            "The engine to plan for: numpy, cpu (oneDNN and compiled loops), or a card such as cuda:h100.",
+            "The engine to plan for: numpy, cpu (oneDNN and compiled loops), or a card such as cuda:h100; auto is cpu "
+            "where oneDNN is installed, and numpy where it is not.",
             more='"cpu" takes all cores, "cpu:threads=2" two of them; "cuda" is the card in this machine.',
             flag="--target",
             value="TARGET",
@@ -308,6 +309,17 @@ class Options:
             flag="--tune",
         ),
     )
+    accuracy: str = field(
+        default="default",
+        metadata=_says(
+            "Leave out kernels that round more than sums of products do (strict): Winograd's for convolutions, and on "
+            "cards those by Fourier transforms.",
+            more="They multiply sums of numbers, so that the errors of results are one to four times as large. Steps "
+            "with many convolutions of 3 × 3 taps then take longer.",
+            flag="--accuracy",
+            choices=("default", "strict"),
+        ),
+    )
     workspace: int | str = field(
         default="auto",
         metadata=_says(
@@ -366,8 +378,10 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""
+        from foreplan.lower.targets import resolved
+
         found = {each.name: getattr(self, each.name) for each in _WITH_FLAG}
-        found["target"] = getattr(self.target, "name", self.target)
+        found["target"] = resolved(self.target if isinstance(self.target, str) else self.target.name)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @staticmethod

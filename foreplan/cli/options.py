@@ -122,7 +122,9 @@ class Settings:
 
 def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
     """The target with threads that a plan for it depends on, and those that are left to binding."""
-    return (f"cpu:threads={threads}", None) if target == "cpu" and threads else (target, threads)
+    from foreplan.lower.targets import resolved
+
+    return (f"cpu:threads={threads}", None) if threads and resolved(target) == "cpu" else (target, threads)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:

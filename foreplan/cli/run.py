@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples a step; all at once by default.")
 @click.option("--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again.")
 @values_option
-@click.option("--target", default="numpy", show_default=True, help="The engine to run on.")
+@click.option("--target", default="auto", show_default=True, help="The engine to run on.")
 @plan_file_options
 @threads_option
 @seed_option
@@ -244,8 +244,8 @@ def profile(
 
     \b
     Examples:
-      foreplan profile resnet50 --batch 8 --target cpu --threads 1
-      foreplan profile model.onnx --infer --target cpu -o step.trace.json
+      foreplan profile resnet50 --batch 8 --threads 1
+      foreplan profile model.onnx --infer -o step.trace.json
     """
     from foreplan.runtime.inputs import made_up
     from foreplan.views.traces import trace_text

@@ -11,7 +11,7 @@ from typing import Any
 from foreplan.lower.lower import WORKSPACE, lower
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.target import Candidate, DeviceProfile, Target
-from foreplan.lower.targets import ENGINES, EngineInfo, engine_info, target_named
+from foreplan.lower.targets import ENGINES, EngineInfo, chosen_target, engine_info, target_named
 
 __all__ = [
     "WORKSPACE",
@@ -24,6 +24,7 @@ __all__ = [
     "Program",
     "Slot",
     "Target",
+    "chosen_target",
     "engine_info",
     "lower",
     "target_named",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from foreplan.arguments import flag, instance, whole
 from foreplan.errors import ShapeError, UnsupportedError
@@ -16,7 +15,7 @@ from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
 from foreplan.lower.target import Candidate, Target
-from foreplan.lower.targets import target_named
+from foreplan.lower.targets import AUTO, chosen_target, why_numpy
 from foreplan.lower.valid import with_valid
 from foreplan.ops.map import COPY
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
@@ -31,12 +30,13 @@ FASTER = 1.3  # a kernel that needs more workspace must be this many times as fa
 
 def lower(
     graph: Graph,
-    target: str | Target = "numpy",
+    target: str | Target = AUTO,
     *,
     named: Named = UNNAMED,
     offload: bool = False,
     prefetch: bool = False,
     tune: bool = False,
+    accuracy: str = "default",
     workspace: int | str = WORKSPACE,
     passes: Sequence[Pass] | None = None,
 ) -> Program:
@@ -50,7 +50,9 @@ def lower(
         named: activations that are kept, recomputed or copied to the host (see `with_named`).
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
+        target: by name (see `target_named`), or one that has been made.
         tune: price kernels by measuring each once on this machine, as a target given by name.
+        accuracy: "strict": as `target_named` takes it, of a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
             or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
         passes: another list of passes than the usual one, of which those of the stage `target` run.
@@ -64,10 +66,11 @@ def lower(
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
     check_passes("passes", passes)
-    chosen = cast(Target, target) if hasattr(target, "kernels") else target_named(target, tune=tune)
+    chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
     program = _Lowering(formed, chosen, workspace).run()
-    program = replace(program, notes=(*program.notes, *notes_of(program)))
+    because = (why_numpy(),) if target == AUTO and why_numpy() else ()
+    program = replace(program, notes=(*program.notes, *because, *notes_of(program)))
     program = with_named(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program

@@ -93,6 +93,7 @@ _MAPPED_PRODUCT: Mapping[str, Make] = {
     "tiles": partial(contraction.matmul_map, way=Tiles),
     "vectors": partial(contraction.matmul_map, way=Vectors),
 }
+TRANSFORMED = ("winograd",)  # the ways that multiply sums of numbers, not the numbers
 _CONVOLUTION: Mapping[str, Make] = {
     "winograd": convolution.conv_by_winograd,
     "products": convolution.conv_by_products,

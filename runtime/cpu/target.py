@@ -23,14 +23,16 @@ class CpuTarget:
         name: `cpu`, with the number of threads where it was given: plans depend on it.
         threads: the number that works on each kernel.
         tune: whether kernels and the machine are measured, each once; else all times are predicted.
+        strict: whether kernels that multiply sums of numbers are left out, as Winograd's are.
     """
 
     alignment = 64
 
-    def __init__(self, threads: int | None = None, *, tune: bool = False) -> None:
-        here = len(os.sched_getaffinity(0))
+    def __init__(self, threads: int | None = None, *, tune: bool = False, strict: bool = False) -> None:
+        here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads, self.tune = here if threads is None else whole("threads", threads, 1, MOST_THREADS), tune
-        self.name = f"cpu:threads={self.threads}"
+        self.strict = strict
+        self.name = f"cpu:threads={self.threads}{',strict' * strict}"
 
     @cached_property
     def profile(self) -> DeviceProfile:
@@ -71,12 +73,13 @@ class CpuTarget:
         """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel; or the
         plan of a loop's body.
         """
-        from foreplan.runtime.cpu.table import kernels_for
+        from foreplan.runtime.cpu.table import TRANSFORMED, kernels_for
 
         found = kernels_for(op, inputs, outputs, self.threads)
         made = [
             Candidate(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
             for name, k in found.items()
+            if name not in TRANSFORMED or not self.strict
         ]
         own = sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
         return own or reference(op, inputs, outputs) or loop_candidates(op, self.name)
@@ -102,12 +105,14 @@ class CpuTarget:
 
 
 def target(options: str = "", tune: bool = False) -> CpuTarget:
-    """The target, with the threads that `threads=2` names, or as many as there are processors.
+    """The target, with the threads that `threads=2` names, or as many as there are processors; and `strict`.
 
     Raises:
         UsageError: there is no such option.
     """
-    key, _, value = options.partition("=")
-    if options and (key != "threads" or not value.isascii() or not value.isdigit()):
+    given = options.split(",") if options else []
+    counts = [text.removeprefix("threads=") for text in given if text.startswith("threads=")]
+    others = [text for text in given if not text.startswith("threads=") and text != "strict"]
+    if others or len(counts) > 1 or not all(text.isascii() and text.isdigit() for text in counts):
         raise UsageError(f"the target cpu has no option {options!r}; `cpu:threads=2` is one")
-    return CpuTarget(int(value) if options else None, tune=tune)
+    return CpuTarget(int(counts[0]) if counts else None, tune=tune, strict="strict" in given)

@@ -147,9 +147,9 @@ class CudaBound:
 
     def _kernel(self, call: Call, workspace: int) -> LaunchKernel:
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
-        device, tf32, deterministic = self.target.device, self.target.tf32, self.target.deterministic
+        device = self.target.device
         if call.payload and not self.program.trusted:
-            made = kernels_for(call.op, reads, writes, device, tf32=tf32, deterministic=deterministic)
+            made = kernels_for(call.op, reads, writes, device, self.target.how)
             kernel = made.get(call.kernel)
             if kernel is None or kernel.workspace != workspace:
                 raise PlanError(

@@ -46,6 +46,24 @@ STORED: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """How NVIDIA's libraries may compute.
+
+    Attributes:
+        tf32: whether they may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether results must have the same bits each time.
+        strict: whether kernels are left out that multiply sums of numbers, by Winograd's or Fourier's transforms.
+    """
+
+    tf32: bool = False
+    deterministic: bool = True
+    strict: bool = False
+
+
+USUAL = Arithmetic()
+
+
 def stored(dtype: DType) -> str:
     """The C++ type of an element in memory; elements that are only stored are bytes."""
     return STORED["uint8" if dtype.is_storage else dtype.name]

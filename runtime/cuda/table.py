@@ -36,7 +36,7 @@ from foreplan.runtime.cuda.kernels import (
 )
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels
-from foreplan.runtime.cuda.launch import LaunchKernel, Make
+from foreplan.runtime.cuda.launch import USUAL, Arithmetic, LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
 OWN = "launches"  # the name of foreplan's own kernels in plans
@@ -50,14 +50,13 @@ class Library:
 
     Attributes:
         name: its kernels' names begin with it; a space follows.
-        kernels: by name, given the op, its windows, the card, whether TensorFloat-32 is allowed, and whether results
-            must have the same bits each time; may be empty.
+        kernels: by name, given the op, its windows, the card, and how to compute; may be empty.
         named: the kernel for a name and payload in a plan, given the op, both, its windows, and the card.
         own_price: the time of foreplan's own kernel for the op; it uses no tensor cores.
     """
 
     name: str
-    kernels: Callable[[Op, Windows, Windows, Device, bool, bool], Kernels]
+    kernels: Callable[[Op, Windows, Windows, Device, Arithmetic], Kernels]
     named: Callable[[Op, str, bytes, Windows, Windows, Device], LaunchKernel | None]
     own_price: Price
 
@@ -83,25 +82,15 @@ def _cudnn(
     several: Callable[..., Kernels],
     one: Callable[[Op, bytes, Windows, Windows], LaunchKernel],
     own_price: Price,
-    *,
-    rounds: bool = False,
 ) -> Library:
-    """Plans of cuDNN's; foreplan's plan holds them whole.
-
-    Args:
-        rounds: whether some of them round float32 to TensorFloat-32.
-    """
-
-    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
-        more = {"tf32": tf32} if rounds else {}
-        return several(op, inputs, outputs, device, deterministic=deterministic, **more)
+    """Plans of cuDNN's; foreplan's plan holds them whole."""
 
     def named(
         op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
     ) -> LaunchKernel | None:
         return one(op, payload, inputs, outputs)
 
-    return Library(CUDNN, kernels, named, own_price)
+    return Library(CUDNN, several, named, own_price)
 
 
 def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
@@ -113,19 +102,19 @@ def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
     ) -> Mapping[str, LaunchKernel]:
         return several(op, inputs, outputs, device, tf32=tf32)
 
-    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
-        return found(op, tuple(inputs), tuple(outputs), device, tf32)
+    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic) -> Kernels:
+        return found(op, tuple(inputs), tuple(outputs), device, how.tf32)
 
     def named(
         op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
     ) -> LaunchKernel | None:
-        either = () if payload else (kernels(op, inputs, outputs, device, tf32, True) for tf32 in (False, True))
+        either = () if payload else (kernels(op, inputs, outputs, device, Arithmetic(tf32)) for tf32 in (False, True))
         return next((found[name] for found in either if name in found), None)
 
     return Library(lt.CUBLASLT, kernels, named, own_price)
 
 
-CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, prices.convolution, rounds=True)
+CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, prices.convolution)
 ATTENTION = _cudnn(attention_kernels, attention_kernel, prices.attention)
 PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel, prices.attention)
 PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)
@@ -197,34 +186,30 @@ def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Lau
 
 @lru_cache(maxsize=8192)
 def _ways(
-    op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool, deterministic: bool
+    op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, how: Arithmetic
 ) -> Mapping[str, LaunchKernel]:
     family, own = FAMILIES.get(op.name), kernel_for(op, inputs, outputs, device)
     library = family.library if family else None
-    theirs = library.kernels(op, inputs, outputs, device, tf32, deterministic) if library else {}
+    theirs = library.kernels(op, inputs, outputs, device, how) if library else {}
     if own is not None and library:
         own = replace(own, nanoseconds=library.own_price(op, inputs, outputs, device))
     return {**theirs, **({} if own is None else {OWN: own})}
 
 
 def kernels_for(
-    op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False, deterministic: bool = True
+    op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic = USUAL
 ) -> Mapping[str, LaunchKernel]:
     """The kernels for an op on tensors with these layouts, by name: foreplan's launches, calls of cuBLASLt, and plans
     of cuDNN where it is installed.
-
-    Args:
-        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
-        deterministic: whether cuDNN's results must be the same bits each time.
     """
-    return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
+    return _ways(op, tuple(inputs), tuple(outputs), device, how)
 
 
-def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool) -> bool:
+def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic) -> bool:
     """Whether an op is better than the several ops that it replaces."""
     if (family := FAMILIES.get(op.name)) and family.fuses:
         return family.fuses(op, inputs, outputs, device)
-    return bool(kernels_for(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic))
+    return bool(kernels_for(op, inputs, outputs, device, how))
 
 
 def kernel_named(

@@ -24,8 +24,7 @@ class CudaTarget:
     Attributes:
         name: `cuda:` and the card's name: plans depend on it.
         device: its profile.
-        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
-        deterministic: whether cuDNN's results must be the same bits each time.
+        how: how NVIDIA's libraries may compute.
     """
 
     alignment = 256
@@ -40,19 +39,22 @@ class CudaTarget:
             UsageError: there is no such card, or no such choice.
         """
         from foreplan.runtime.cuda.device import device_named
+        from foreplan.runtime.cuda.launch import Arithmetic
 
         name, *choices = options.split(",")
-        if unknown := sorted(set(choices) - {"tf32", "nondeterministic"}):
+        if unknown := sorted(set(choices) - {"tf32", "nondeterministic", "strict"}):
             raise UsageError(
                 f"the target cuda has no choice {unknown[0]!r}; `cuda:h100,tf32,nondeterministic` has both"
             )
+        self.how = Arithmetic("tf32" in choices, "nondeterministic" not in choices, "strict" in choices)
+        if self.how.tf32 and self.how.strict:
+            raise UsageError("tf32 rounds more than accuracy='strict' allows: leave out one of both")
         if not name:
             from foreplan.runtime.cuda.libraries.capture import captured
 
             self.device = captured()
         else:
             self.device = device_named(name)
-        self.tf32, self.deterministic = "tf32" in choices, "nondeterministic" not in choices
         self.name = f"cuda:{options}" if options else "cuda"
         self.profile = DeviceProfile(
             self.name,
@@ -69,7 +71,7 @@ class CudaTarget:
         from foreplan.runtime.cuda.table import takes_place
 
         reads, writes = ([Window.dense(type) for type in types] for types in (inputs, outputs))
-        return takes_place(op, reads, writes, self.device, tf32=self.tf32, deterministic=self.deterministic)
+        return takes_place(op, reads, writes, self.device, self.how)
 
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As the kernel says."""
@@ -89,7 +91,7 @@ class CudaTarget:
         """Foreplan's own launches, if there are some for such tensors, and libraries' kernels; the fastest first."""
         from foreplan.runtime.cuda.table import kernels_for
 
-        found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
+        found = kernels_for(op, inputs, outputs, self.device, self.how)
         made = [self._kernel(name, each, op, inputs, outputs) for name, each in found.items()]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
 

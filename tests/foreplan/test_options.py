@@ -44,6 +44,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "precision": st.sampled_from(PRECISIONS),
     "narrow_weights": st.booleans(),
     "tune": st.booleans(),
+    "accuracy": st.sampled_from(["default", "strict"]),
     "workspace": SIZES | st.sampled_from(["auto", "unlimited"]) | st.integers(0, 2**62),
 }
 
@@ -121,5 +122,5 @@ def test_a_plan_keeps_its_options(tmp_path: Path) -> None:
     )
     step.save(tmp_path / "step.plan")
     loaded = fp.load_plan(tmp_path / "step.plan")
-    assert loaded.options == Options(accumulate=3, budget="1MiB", workspace=64, prefetch=True)
+    assert loaded.options == Options(target="numpy", accumulate=3, budget="1MiB", workspace=64, prefetch=True)
     assert loaded.estimate()["options"] == step.estimate()["options"] == loaded.options.to_json()

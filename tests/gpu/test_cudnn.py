@@ -21,6 +21,7 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import tensor_type
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.runtime.cuda.device import device_named, devices
+from foreplan.runtime.cuda.launch import Arithmetic
 from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan, library, missing, workspace_of
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
@@ -97,7 +98,7 @@ def test_every_convolution_of_resnet50_has_a_plan_under_any_cap(dtype: str, tf32
     assert len(found) > 60
     for op, inputs, outputs in found:
         windows = [[channels_last(type.with_dtype(dtype)) for type in types] for types in (inputs, outputs)]
-        offered = {cap: convolution_plans(op, *windows, H100, tf32=tf32, cap=cap) for cap in CAPS}
+        offered = {cap: convolution_plans(op, *windows, H100, how=Arithmetic(tf32), cap=cap) for cap in CAPS}
         for cap, some in offered.items():
             assert some, (op, cap)
             sizes = [plan.workspace for plan in some]
@@ -153,7 +154,7 @@ def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None
             graph.deselect_workspace_greater_than(cap)
             graph.check_support()
             graph.build_plans(module.build_plan_policy.HEURISTICS_CHOICE)
-            ours = convolution_plans(op, windows[:2], windows[2:], H100, tf32=True, cap=cap)[0]
+            ours = convolution_plans(op, windows[:2], windows[2:], H100, how=Arithmetic(tf32=True), cap=cap)[0]
             blob = cudnn.uncounted(bytes(graph.serialize()))
             most = cudnn.bounded(int(graph.get_workspace_size()), blob, H100)
             assert ours.workspace <= cap
@@ -173,7 +174,7 @@ def test_the_widest_convolutions_of_the_chain() -> None:
                 sizes = {cap: plans(op, a, b, lie=lie, cap=cap)[0].workspace for cap in CAPS}
                 assert sizes[0] == 0 and sizes[64 * MIB] <= 64 * MIB
                 if (c, k) == (256, 128) and lie is Window.dense:
-                    free = plans(op, a, b, lie=lie, tf32=True)[0].workspace
+                    free = plans(op, a, b, lie=lie, how=Arithmetic(tf32=True))[0].workspace
                     assert 1536 * MIB < free < 1540 * MIB
                 if (c, k) == (256, 128) and lie is channels_last and op.name != "conv_weight_grad":
                     assert 1536 * MIB < sizes[None] < 1540 * MIB
@@ -194,11 +195,23 @@ def test_every_card_has_plans(name: str) -> None:
 @with_cudnn
 def test_strict_float32_and_tensor_cores_are_different_choices() -> None:
     op, a, b = triple("float32[32,64,56,56]", "float32[64,64,3,3]", "float32[32,64,56,56]", 3, 56)[0]
-    strict, fast = plans(op, a, b), plans(op, a, b, tf32=True)
+    strict, fast = plans(op, a, b), plans(op, a, b, how=Arithmetic(tf32=True))
     assert strict[0].name != fast[0].name
     # On an H100, cuDNN prefers an engine with atomic additions for this data gradient in float32.
     op, a, b = triple("float32[32,512,7,7]", "float32[512,512,3,3]", "float32[32,512,7,7]", 3, 7)[1]
-    assert plans(op, a, b, deterministic=False)[0].name != plans(op, a, b)[0].name
+    assert plans(op, a, b, how=Arithmetic(deterministic=False))[0].name != plans(op, a, b)[0].name
+
+
+@with_cudnn
+@pytest.mark.parametrize("name", ["a100", "t4"])
+def test_strict_accuracy_leaves_out_winograds_engines_alone(name: str) -> None:
+    # cuDNN's engines 12 (forward) and 19 (gradient of data) have its note WINOGRAD.
+    device, transforms = device_named(name), {"eng12", "eng19"}
+    op, a, b = triple("float32[8,512,14,14]", "float32[512,512,3,3]", "float32[8,512,14,14]", 3, 14)[1]
+    usual = [plan.name for plan in plans(op, a, b, device=device)]
+    strict = [plan.name for plan in plans(op, a, b, device=device, how=Arithmetic(strict=True))]
+    assert usual[0].split("_")[0] in transforms and strict
+    assert [each for each in usual if each.split("_")[0] not in transforms] == strict
 
 
 @with_cudnn

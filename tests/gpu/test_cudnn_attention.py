@@ -21,7 +21,7 @@ from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels import cudnn_attention
 from foreplan.runtime.cuda.kernels.cudnn_conv import WORD
-from foreplan.runtime.cuda.launch import Execute, input_at, output_at, workspace_at
+from foreplan.runtime.cuda.launch import Arithmetic, Execute, input_at, output_at, workspace_at
 from foreplan.runtime.cuda.libraries import cudnn_sdpa
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan
 from foreplan.runtime.cuda.target import CudaTarget
@@ -191,7 +191,7 @@ def made(op: Attention | AttentionGrad, plans: Sequence[CudnnPlan]) -> tuple[lis
         inputs, outputs = [*inputs, *outputs, outputs[0]], list(inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cudnn_attention, "attention_plans", lambda *_, **__: plans)
-        found = cudnn_attention.attention_kernels(op, inputs, outputs, H100, deterministic=True)
+        found = cudnn_attention.attention_kernels(op, inputs, outputs, H100, Arithmetic())
     assert list(found) == [f"cudnn {plan.name}" for plan in plans]
     return list(found.values()), inputs, outputs
 

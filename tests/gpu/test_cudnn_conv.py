@@ -23,7 +23,7 @@ from foreplan.passes import split_channels
 from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.engine import CudaEngine
 from foreplan.runtime.cuda.kernels import cudnn_conv
-from foreplan.runtime.cuda.launch import Execute
+from foreplan.runtime.cuda.launch import Arithmetic, Execute
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, BETA, CudnnPlan, workspace_of
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.cuda.libraries.driver import Run
@@ -92,7 +92,7 @@ def test_plans_are_priced_as_they_were_measured() -> None:
     with open(Path(__file__).with_name("convolutions_on_h100.csv"), newline="") as file:
         for row in csv.DictReader(file):
             op, inputs, y = measured(row)
-            kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, tf32=row["tf32"] == "1", deterministic=True)
+            kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, Arithmetic(row["tf32"] == "1"))
             if (kernel := kernels.get(f"cudnn {row['plan']}")) is not None:
                 assert kernel.nanoseconds is not None
                 ratios.append(kernel.nanoseconds / 1e6 / float(row["milliseconds"]))

@@ -11,7 +11,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels.lt import lt_kernels
-from foreplan.runtime.cuda.launch import LaunchKernel, Multiply
+from foreplan.runtime.cuda.launch import Arithmetic, LaunchKernel, Multiply
 from foreplan.runtime.cuda.table import OWN, kernel_named, kernels_for
 from tests.gpu.check import DEVICE, type_of
 
@@ -170,7 +170,7 @@ def test_prices() -> None:
     def prices(dtype: str, tf32: bool, *shapes: tuple[int, ...]) -> list[int]:
         windows = [Window.dense(TensorType(DTYPES[dtype], s)) for s in shapes]
         outputs = [Window.dense(type) for type in MatMul().infer([x.type for x in windows])]
-        kernels = kernels_for(MatMul(), windows, outputs, DEVICE, tf32=tf32)
+        kernels = kernels_for(MatMul(), windows, outputs, DEVICE, Arithmetic(tf32))
         return [kernel.nanoseconds or 0 for kernel in kernels.values()]
 
     cube = ((8192, 8192), (8192, 8192))

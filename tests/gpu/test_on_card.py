@@ -19,7 +19,7 @@ from foreplan.graph.types import DTYPES
 from foreplan.lower.program import Call
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
-from foreplan.runtime.cuda.launch import LaunchKernel
+from foreplan.runtime.cuda.launch import Arithmetic, LaunchKernel
 from foreplan.runtime.cuda.libraries import driver, nvrtc
 from foreplan.runtime.cuda.libraries.capture import captured
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import LEAST_COMPUTE
@@ -168,7 +168,7 @@ def test_every_plan_of_attention_runs(case: str, deterministic: bool) -> None:
     for each, inputs in ((op, given), (gradient, [*given[:3], o, log_sums, g, *given[3:]])):
         wanted = check.expected(each, inputs)
         reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
-        kernels = kernels_for(each, reads, writes, device, deterministic=deterministic)
+        kernels = kernels_for(each, reads, writes, device, Arithmetic(deterministic=deterministic))
         theirs = {kernel: made for kernel, made in kernels.items() if made.payload}
         assert theirs
         for kernel, made in theirs.items():

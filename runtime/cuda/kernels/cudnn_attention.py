@@ -14,7 +14,16 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, RANK, WORD
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, map_launches
 from foreplan.runtime.cuda.kernels.prices import roofline
-from foreplan.runtime.cuda.launch import Address, Execute, Launch, LaunchKernel, Scratch, input_at, output_at
+from foreplan.runtime.cuda.launch import (
+    Address,
+    Arithmetic,
+    Execute,
+    Launch,
+    LaunchKernel,
+    Scratch,
+    input_at,
+    output_at,
+)
 from foreplan.runtime.cuda.libraries.cudnn import ADDRESS_ALIGNMENT
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import attention_plans, expanded_mask, unmasked
 from foreplan.runtime.kernel import Refused
@@ -33,11 +42,11 @@ _ENDLESS = parse_expr(f"where((a0 < {NONE}), 1e30, a0)")
 
 
 def attention_kernels(
-    op: Op, inputs: Windows, outputs: Windows, device: Device, *, deterministic: bool
+    op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic
 ) -> Mapping[str, LaunchKernel]:
     """The kernels of attention or its gradient, by name; none where cuDNN is not installed, or has none."""
     found = {}
-    for rank, plan in enumerate(attention_plans(op, inputs, outputs, device, deterministic=deterministic)):
+    for rank, plan in enumerate(attention_plans(op, inputs, outputs, device, deterministic=how.deterministic)):
         reached = REACHED if isinstance(op, Attention) else REACHED_BACKWARD
         kernel = attention_kernel(op, plan.workspace.to_bytes(WORD, "little") + plan.blob, inputs, outputs)
         # Data in the workspace is written and read once; with a mask, the output once more.

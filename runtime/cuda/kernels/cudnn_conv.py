@@ -15,6 +15,7 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import broadcast, copies, map_launches
 from foreplan.runtime.cuda.kernels.prices import roofline
 from foreplan.runtime.cuda.launch import (
+    Arithmetic,
     Execute,
     Instruction,
     LaunchKernel,
@@ -47,7 +48,7 @@ GRADIENTS_AT_ONCE = 2048
 
 
 def cudnn_kernels(
-    op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool
+    op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic
 ) -> Mapping[str, LaunchKernel]:
     """The kernels of a convolution or of a gradient of one, by name; none where cuDNN is not installed, or has none.
 
@@ -62,8 +63,7 @@ def cudnn_kernels(
         [made],
         device,
         adds=adds,
-        tf32=tf32,
-        deterministic=deterministic,
+        how=how,
     )
     found = {}
     for rank, plan in enumerate(plans):

@@ -11,7 +11,7 @@ from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import attention
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
-from foreplan.runtime.cuda.launch import Address, LaunchKernel, input_at, output_at, relocated
+from foreplan.runtime.cuda.launch import Address, Arithmetic, LaunchKernel, input_at, output_at, relocated
 from foreplan.runtime.kernel import Refused
 
 PARTS = 3  # queries, keys and values
@@ -24,13 +24,13 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
 
 
 def packed_kernels(
-    op: Op, inputs: Windows, outputs: Windows, device: Device, *, deterministic: bool
+    op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic
 ) -> Mapping[str, LaunchKernel]:
     """cuDNN's, by name; none where it is not installed, or has none."""
     if not isinstance(op, PackedAttentionGrad):
         return {}
     apart = _unpacked(op, inputs, outputs)
-    found = attention_kernels(op.unpacked, *apart, device, deterministic=deterministic)
+    found = attention_kernels(op.unpacked, *apart, device, how)
     return {name: _packed(op, kernel, inputs, outputs) for name, kernel in found.items() if _fits(op, kernel, inputs)}
 
 

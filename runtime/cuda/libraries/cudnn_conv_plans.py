@@ -13,6 +13,7 @@ from typing import Any
 from foreplan.graph import Op, Window
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.launch import USUAL, Arithmetic
 from foreplan.runtime.cuda.libraries.cudnn import (
     ADDING,
     BETA,
@@ -62,8 +63,7 @@ def convolution_plans(
     device: Device,
     *,
     adds: bool = False,
-    tf32: bool = False,
-    deterministic: bool = True,
+    how: Arithmetic = USUAL,
     cap: int | None = None,
 ) -> tuple[CudnnPlan, ...]:
     """cuDNN's plans for a convolution, its data gradient or its weight gradient: the one it ranks first, then each
@@ -76,8 +76,7 @@ def convolution_plans(
         inputs, outputs: how the two tensors and the result lie: float32, bfloat16 or float16; sums are always float32.
             Their addresses must be multiples of 16 bytes.
         adds: add the result to the output's old content, before it is rounded.
-        tf32: let tensor cores round float32 factors to ten bits of mantissa.
-        deterministic: leave out engines that may give other bits from run to run.
+        how: which engines are left out.
         cap: leave out plans that take more bytes of workspace.
 
     Returns:
@@ -87,10 +86,12 @@ def convolution_plans(
         TargetError: cuDNN is not there.
     """
     left_out = ["REDUCED_PRECISION_REDUCTION"]
-    if not tf32 and inputs[0].type.dtype.name == "float32":
+    if not how.tf32 and inputs[0].type.dtype.name == "float32":
         left_out += ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"]
-    if deterministic:
+    if how.deterministic:
         left_out.append("NONDETERMINISTIC")
+    if how.strict:
+        left_out += ["WINOGRAD", "FFT"]
     question = _question(op, inputs, outputs, adds, left_out)
     if question is None:
         return ()
