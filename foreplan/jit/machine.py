@@ -21,11 +21,12 @@ Passes = Literal["few", "usual", "loops"]
 _engines: list[binding.ExecutionEngine] = []  # own the machine code
 
 
-@lru_cache(maxsize=1)
-def _machine() -> binding.TargetMachine:
+@lru_cache(maxsize=4)
+def _machine(without: str = "") -> binding.TargetMachine:
+    """The compiler for this processor, or for one without some of its features."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten()
+    features = ",".join(filter(None, (binding.get_host_cpu_features().flatten(), without)))
     target = binding.Target.from_triple(binding.get_process_triple())
     return target.create_target_machine(binding.get_host_cpu_name(), features, opt=2, jit=True)
 
@@ -54,6 +55,7 @@ class Module:
         what: what it is a part of, for people.
         passes: how much LLVM does: "few" for long functions that compute with integers, "usual", or "loops", which also
             looks for loops that may work on several elements at once.
+        without: features of the processor that it does not use, as LLVM names them: `-avx512f`.
     """
 
     name: str
@@ -61,11 +63,12 @@ class Module:
     write: Callable[[], tuple[str, str]]
     what: str = "loops"
     passes: Passes = "usual"
+    without: str = ""
 
     @cached_property
     def file(self) -> str:
         """Under what name its machine code is kept."""
-        about = "\n".join((*_compiler(), self.passes, self.key))
+        about = "\n".join((*_compiler(), self.without, self.passes, self.key))
         return f"{self.name}-{hashlib.sha256(about.encode()).hexdigest()}.o"
 
 
@@ -80,7 +83,7 @@ def loaded(module: Module, *, store: bool = True) -> tuple[int, str]:
         with once(module.what):
             content = _made(module, store)
     line, _, code = content.partition(b"\n")
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(module.without))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
@@ -95,7 +98,7 @@ def _made(module: Module, store: bool) -> bytes:
             if (content := kept(module.file)) is not None:
                 return content
         text, line = module.write()
-        content = line.encode() + b"\n" + _machine_code(text, module.passes)
+        content = line.encode() + b"\n" + _machine_code(text, module)
         if store:
             keep(module.file, content)
         return content
@@ -103,19 +106,19 @@ def _made(module: Module, store: bool) -> bytes:
         release(module.file)
 
 
-def _machine_code(text: str, passes: Passes) -> bytes:
+def _machine_code(text: str, module: Module) -> bytes:
     """An object file."""
-    code: bytes = _machine().emit_object(optimized(text, passes))
+    code: bytes = _machine(module.without).emit_object(optimized(text, module.passes, module.without))
     return code
 
 
-def optimized(text: str, passes: Passes) -> binding.ModuleRef:
+def optimized(text: str, passes: Passes, without: str = "") -> binding.ModuleRef:
     """A module after LLVM's passes."""
     module = binding.parse_assembly(text)
     module.verify()
     options = binding.create_pipeline_tuning_options(speed_level=1 if passes == "few" else 2)
     options.loop_vectorization = options.slp_vectorization = passes == "loops"
-    builder = binding.create_pass_builder(_machine(), options)
+    builder = binding.create_pass_builder(_machine(without), options)
     builder.getModulePassManager().run(module, builder)
     return module
 

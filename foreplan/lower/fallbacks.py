@@ -51,8 +51,9 @@ def notes_of(program: Program) -> tuple[str, ...]:
         notes.append(f"NumPy's kernels run what the target {program.target} has none of its own for: {_listed(found)}")
     if found := _running(program, IN_FLOAT32):
         notes.append(
-            f"this processor does not multiply bfloat16, so copies in float32 are multiplied: {_listed(found)}; "
-            "precision float32 takes less time and memory here"
+            "this processor multiplies bfloat16 more slowly than float32, or not at all, so copies in float32 may be "
+            f"multiplied: {_listed(found)}; precision float32 takes less time here, and copies take memory, which a "
+            "budget limits"
         )
     return tuple(notes)
 

@@ -76,6 +76,7 @@ def measured(threads: int) -> tuple[int, int]:
     """Operations and bytes a second, by the fastest kernels there are: of a large product of float32, and of a copy too
     large for any cache.
     """
+    from foreplan.runtime.cpu.gemm.panels import Panels
     from foreplan.runtime.cpu.gemm.tiles import Tiles
     from foreplan.runtime.cpu.table import kernels_for
 
@@ -83,7 +84,7 @@ def measured(threads: int) -> tuple[int, int]:
     a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
     matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
     found = []
-    for make in (primitives.matmul, Tiles):
+    for make in (primitives.matmul, Tiles, Panels):
         with suppress(Refused):
             product = make(matrix, matrix, matrix)
             scratch = aligned(product.scratchpad)  # the run holds its address alone

@@ -1,15 +1,22 @@
 """Predicted times of the ways to run a convolution or a product, to choose one from several.
 
-Rates were measured on one core with AVX-512 and AMX; `tune` measures instead.
+Rates depend on the instruction set: prices.toml has those of each level, and says how they were measured. `tune`
+measures instead.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.gemm.registers import Block
+from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.units import align_up
 
@@ -21,39 +28,61 @@ WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 GATHERED, PACKED, PACKED_ROWS = 1, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and bytes that the cache holds.
 MAPPED, CACHE = 60, 2**21
-# Operations a nanosecond of small products by vector instructions, and nanoseconds of a call.
-VECTORS, NEAR = 100, 100
+NEAR = 100  # nanoseconds of a call of a small product
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
-# Of products of float32, by tile registers: operations a nanosecond, and numbers packed, read and written; by oneDNN:
-# bytes read and written, and the same where they fit half a core's cache; and nanoseconds of a call.
-TILES, MOVED, READ, READ_NEAR, CALL = 480, 5, 11, 20, 500
+# Of products of float32: numbers a nanosecond that tiles pack, read and write; that panels pack, and the same where all
+# fit half a core's cache; and results that panels add to others. Of oneDNN, bytes read and written, and the same where
+# they fit there. Nanoseconds of a call.
+MOVED, COPIED, COPIED_NEAR, SUMMED, READ, READ_NEAR, CALL = 5, 3.3, 10, 30, 11, 20, 500
+# Numbers a nanosecond of loops, with AVX-512: logits that become exponentials, and those gradients; and scores that
+# become probabilities, or gradients. Half as many without, where a register holds half as many.
+EXPONENTIALS, LOGITS, SCORES = 1.7, 5.8, 1.25
+NONE = 0.001  # operations a nanosecond of a way that does not exist: some are priced before that is known
+_FILE = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True)
-class _Rates:
-    """Operations a nanosecond: of oneDNN's convolutions and of products, and of their weights' gradients by both."""
+class Rates:
+    """Operations a nanosecond of one core, multiply-add = 2.
 
-    direct: int
-    products: int
-    direct_weights: int
-    products_weights: int
+    Attributes:
+        measured: how, for people.
+        peak: of a large product of float32, by the fastest way.
+        product, product_narrow: oneDNN's products of float32, and of bfloat16.
+        direct, direct_narrow: its convolutions, and their data's gradients.
+        weights, weights_narrow: its gradients of their weights.
+        tiles, panels, vectors: foreplan's own products of float32. A rate of 0 in the file means that there are none.
+    """
+
+    measured: str
+    peak: float
+    product: float
+    product_narrow: float
+    direct: float
+    direct_narrow: float
+    weights: float
+    weights_narrow: float
+    tiles: float
+    panels: float
+    vectors: float
 
 
-_WIDE, _NARROW = _Rates(205, 195, 177, 175), _Rates(1450, 1200, 650, 780)
-
-
-def _rates(y: Window) -> _Rates:
-    return _NARROW if y.type.dtype.is_narrow else _WIDE
+@lru_cache(maxsize=1)
+def rates() -> Rates:
+    """Those of this machine's instruction set."""
+    known: dict[str, Any] = tomllib.loads(_FILE.read_text())[level().name]
+    some: dict[str, Any] = {name: rate or NONE for name, rate in known.items()}
+    return Rates(**some)
 
 
 def product(a: Window, b: Window, y: Window) -> int:
     """Products of matrices by oneDNN."""
     nbytes, operations = sum(x.type.nbytes for x in (a, b, y)), 2 * y.type.size * a.shape[-1]
     if a.type.dtype.is_narrow:
-        return max(operations // _NARROW.products, nbytes // SECOND_PASS) // current_threads()
+        return int(max(operations / rates().product_narrow, nbytes / SECOND_PASS)) // current_threads()
     read = READ_NEAR if nbytes < CACHE // 2 else READ
-    return (operations // _WIDE.products + nbytes // read) // current_threads() + CALL
+    return int(operations / rates().product + nbytes / read) // current_threads() + CALL
 
 
 def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
@@ -64,20 +93,34 @@ def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
     """
     rows, columns, depth = (align_up(extent, 32) for extent in (rows, columns, depth))
     moved = rows * depth + depth * columns + rows * columns + align_up(packed, 32) * depth
-    return count * (2 * rows * columns * depth // TILES + moved // MOVED) // current_threads() + CALL
+    return int(count * (2 * rows * columns * depth / rates().tiles + moved / MOVED)) // current_threads() + CALL
 
 
-def vectors(rows: int, columns: int, depth: int, across: bool) -> int:
+def panels(count: int, rows: int, columns: int, depth: int, packed: int, added: int) -> int:
+    """Some products of matrices by `panels`.
+
+    Args:
+        rows, columns: whole blocks.
+        packed: numbers that are packed.
+        added: how often sums of some steps are added to results.
+    """
+    sums = 2 * rows * columns * depth / rates().panels
+    near = FLOAT32.itemsize * (rows * depth + depth * columns + rows * columns) < CACHE // 2
+    moved = packed / (COPIED_NEAR if near else COPIED) + added * rows * columns / SUMMED
+    return int(count * (sums + moved)) // current_threads() + CALL
+
+
+def vectors(rows: int, columns: int, depth: int, block: Block | None) -> int:
     """A product by `vectors`, on one thread.
 
     Args:
-        across: whether rows of the second matrix lie across the sum.
+        block: results that are computed together; None: matrices lie along the sum.
     """
-    if across:
-        rows, columns = align_up(rows, 8), align_up(columns, 48)
+    if block is not None:
+        rows, columns = align_up(rows, block.rows), align_up(columns, block.columns)
     else:
         rows, columns, depth = align_up(rows, 4), align_up(columns, 4), align_up(depth, 16) + 40
-    return 2 * rows * columns * depth // VECTORS + NEAR
+    return int(2 * rows * columns * depth / rates().vectors) + NEAR
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
@@ -87,37 +130,44 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
         added: bytes that are added to others.
         spread: bytes of a gradient that has positions which no tap saw.
     """
-    passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS + spread // SPREAD + _images(w, y)
-    return (_operations(w, y) // _rates(y).direct + passes) // current_threads()
+    passes = w.type.nbytes / WEIGHTS + added / SECOND_PASS + spread / SPREAD + _images(w, y)
+    rate = rates().direct_narrow if y.type.dtype.is_narrow else rates().direct
+    return int(_operations(w, y) / rate + passes) // current_threads()
 
 
 def products(w: Window, y: Window, added: int = 0) -> int:
     """A convolution of one tap, or its data's gradient, as a product of matrices."""
-    passes = w.type.nbytes // PACKED_ROWS + added // ADDED + _images(w, y)
-    return (_operations(w, y) // _rates(y).products + passes) // current_threads()
+    passes = w.type.nbytes / PACKED_ROWS + added / ADDED + _images(w, y)
+    return int(_operations(w, y) / _of_products(y) + passes) // current_threads()
 
 
 def columns(w: Window, y: Window) -> int:
     """A convolution of several taps as a product of gathered numbers, with the time to pack the weights."""
     gathered = y.type.size // y.shape[1] * (w.type.size // w.shape[0])
-    passes = gathered * GATHERED + w.type.nbytes // PACKED
-    return (_operations(w, y) // _rates(y).products + passes) // current_threads()
+    passes = gathered * GATHERED + w.type.nbytes / PACKED
+    return int(_operations(w, y) / _of_products(y) + passes) // current_threads()
 
 
 def direct_weights(w: Window, g: Window) -> int:
     """The gradient of weights by oneDNN."""
-    passes = w.type.nbytes // WEIGHTS_BACK + _images(w, g)
-    return (_operations(w, g) // _rates(g).direct_weights + passes) // current_threads()
+    passes = w.type.nbytes / WEIGHTS_BACK + _images(w, g)
+    rate = rates().weights_narrow if g.type.dtype.is_narrow else rates().weights
+    return int(_operations(w, g) / rate + passes) // current_threads()
 
 
 def products_weights(w: Window, g: Window) -> int:
     """The gradient of weights of one tap as a product of matrices."""
-    return (_operations(w, g) // _rates(g).products_weights + _images(w, g)) // current_threads()
+    return int(_operations(w, g) / _of_products(g) + _images(w, g)) // current_threads()
 
 
 def mapped(nbytes: int) -> int:
     """A map right after its inputs were made: from a core's cache, if that holds them."""
     return nbytes // (MAPPED if nbytes < CACHE else 2 * SECOND_PASS) // current_threads()
+
+
+def loops(numbers: int, rate: float) -> int:
+    """Loops over numbers in a core's cache, by one of the rates above."""
+    return int(numbers / (rate if level() >= Level.AVX512 else rate / 2)) // current_threads()
 
 
 def converted(tensors: Sequence[Window]) -> int:
@@ -126,10 +176,14 @@ def converted(tensors: Sequence[Window]) -> int:
     return nbytes // SECOND_PASS // current_threads()
 
 
-def _images(w: Window, y: Window) -> int:
+def _of_products(y: Window) -> float:
+    return rates().product_narrow if y.type.dtype.is_narrow else rates().product
+
+
+def _images(w: Window, y: Window) -> float:
     """Reading and writing both images; for narrow ones the rates include it."""
     positions = y.type.size // y.shape[1]
-    return 0 if y.type.dtype.is_narrow else FLOAT32.itemsize * positions * (w.shape[1] + y.shape[1]) // IMAGES
+    return 0 if y.type.dtype.is_narrow else FLOAT32.itemsize * positions * (w.shape[1] + y.shape[1]) / IMAGES
 
 
 def _operations(w: Window, y: Window) -> int:

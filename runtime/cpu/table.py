@@ -11,8 +11,10 @@ from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, images, in_c_order, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types, Windows
 from foreplan.lower.fallbacks import IN_FLOAT32
+from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
+from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.kernel import CpuKernel, Make
 from foreplan.runtime.cpu.kernels import (
     attention,
@@ -85,12 +87,14 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
 
 
 _PRODUCT: Mapping[str, Make] = {
-    "tiles": contraction.matmul_on_tiles,
+    "tiles": partial(contraction.matmul_in_blocks, way=Tiles),
+    "panels": partial(contraction.matmul_in_blocks, way=Panels),
     "vectors": contraction.matmul_by_vectors,
     "onednn": contraction.matmul,
 }
 _MAPPED_PRODUCT: Mapping[str, Make] = {
     "tiles": partial(contraction.matmul_map, way=Tiles),
+    "panels": partial(contraction.matmul_map, way=Panels),
     "vectors": partial(contraction.matmul_map, way=Vectors),
 }
 TRANSFORMED = ("winograd",)  # the ways that multiply sums of numbers, not the numbers
@@ -163,14 +167,15 @@ def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threa
     set_threads(threads)  # scratch memory depends on their number
     ways = FAMILIES[op.name].ways
     found = _made(ways, op, inputs, outputs)
-    if not found and "onednn" in ways and widened.is_needed(inputs, outputs):
+    slow = level() < Level.AMX or not found
+    if slow and "onednn" in ways and widened.has_narrow(inputs, outputs):
         wide = {name + IN_FLOAT32: partial(widened.widened, make) for name, make in ways.items()}
-        return _made(wide, op, inputs, outputs)
+        found |= _made(wide, op, inputs, outputs)
     return found
 
 
-def _made(ways: Mapping[str, Make], op: Op, inputs: Windows, outputs: Windows) -> Mapping[str, CpuKernel]:
-    found = {}
+def _made(ways: Mapping[str, Make], op: Op, inputs: Windows, outputs: Windows) -> dict[str, CpuKernel]:
+    found: dict[str, CpuKernel] = {}
     for name, make in ways.items():
         with suppress(Refused):
             found[name] = make(op, inputs, outputs)

@@ -36,11 +36,12 @@ class CpuTarget:
 
     @cached_property
     def profile(self) -> DeviceProfile:
-        """The speed of the machine: that of a machine with AVX-512, or measured on this one."""
+        """The speed of the machine: that of one with the same instructions, or measured on this one."""
         from foreplan.runtime.cpu.machine import this_machine
+        from foreplan.runtime.cpu.prices import rates
 
         # A large product and a stream copy; threads share the memory.
-        flops, stream = 220_000_000_000 * self.threads, 12_000_000_000 * min(self.threads, 4)
+        flops, stream = int(rates().peak * 1e9) * self.threads, 12_000_000_000 * min(self.threads, 4)
         if self.tune:
             from foreplan.runtime.cpu.tune import prices
 

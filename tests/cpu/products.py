@@ -8,7 +8,7 @@ import numpy as np
 
 from foreplan.graph import Window
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
-from foreplan.runtime.cpu.gemm.tiles import Tiles
+from foreplan.runtime.cpu.gemm.blocked import Blocked
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import set_threads
@@ -38,7 +38,7 @@ def surroundings_are_kept(out: np.ndarray) -> bool:
 
 
 def multiplied(
-    way: type[Tiles] | type[Vectors], a: np.ndarray, b: np.ndarray, onto: np.ndarray | None = None, threads: int = 1
+    way: type[Blocked] | type[Vectors], a: np.ndarray, b: np.ndarray, onto: np.ndarray | None = None, threads: int = 1
 ) -> np.ndarray:
     """What the kernel gives, twice over, its memory poisoned and the surroundings of its result watched."""
     y = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, np.float32)
@@ -58,7 +58,7 @@ def multiplied(
 
 
 def made_of(
-    way: type[Tiles] | type[Vectors],
+    way: type[Blocked] | type[Vectors],
     a: np.ndarray,
     b: np.ndarray,
     further: Sequence[np.ndarray],
@@ -93,7 +93,7 @@ def updated(product: np.ndarray, w: np.ndarray, v: np.ndarray, rate: np.ndarray)
 
 
 def check_what_is_made(
-    way: type[Tiles] | type[Vectors], a: np.ndarray, b: np.ndarray, kinds: str, allowed: float, threads: int = 1
+    way: type[Blocked] | type[Vectors], a: np.ndarray, b: np.ndarray, kinds: str, allowed: float, threads: int = 1
 ) -> None:
     """Assert of an update by a product, its operands as large as it or broadcast, in their place and beside, that it is
     near float64's.

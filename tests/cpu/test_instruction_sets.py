@@ -1,4 +1,4 @@
-"""oneDNN held to older instruction sets: right answers, and nothing left to its loops over single numbers.
+"""oneDNN and foreplan's own code held to older instruction sets: right answers, and no loops over single numbers.
 
 What this machine's own instruction set decides, other tests of this folder see; those that products and convolutions
 depend on most run here once more for older ones, in a process of their own.
@@ -34,7 +34,7 @@ from tests.profile import cases
 
 pytestmark = needs_onednn()
 ROOT = Path(__file__).resolve().parents[2]
-SETS = {"SSE41": "SSE4.1", "AVX2": "AVX2", "DEFAULT": ""}  # and what the library then says
+SETS = {"SSE41": "SSE4.1", "AVX2": "AVX2", "AVX512_CORE": "AVX-512", "DEFAULT": ""}  # and what the library then says
 DRAWN = (  # ops whose kernels are of oneDNN's products and convolutions
     "attention", "attention_grad", "conv", "conv_data_grad", "conv_map", "conv_weight_grad", "linear_cross_entropy",
     "matmul", "matmul_map", "packed_attention_grad",
@@ -42,6 +42,8 @@ DRAWN = (  # ops whose kernels are of oneDNN's products and convolutions
 STEPS = ("mlp", "conv_chain", "gpt2_small", "vit_b16")
 ENGINE = "tests/cpu/test_engine.py::test_"
 RUN_AGAIN = [
+    "tests/cpu/test_blocked.py",
+    "tests/cpu/test_vectors.py",
     "tests/cpu/test_parts.py",
     "tests/cpu/test_product_parts.py",
     *(f"tests/engines/test_{name}.py" for name in ("attention", "contraction", "convolution", "linear_cross_entropy")),
@@ -53,7 +55,7 @@ RUN_AGAIN = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases(("AVX2", "AVX", "SSE41"), thorough=("AVX", "SSE41")))
+@pytest.mark.parametrize("name", cases(("AVX2", "AVX512_CORE", "AVX", "SSE41"), thorough=("AVX", "SSE41")))
 def test_kernels_and_steps_in_both_types(name: str) -> None:
     """Drawn ops, steps beside NumPy's, and bits by one thread and by several."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -76,12 +78,9 @@ def without_narrow_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in ("matmul", "convolution", "convolution_data_gradient", "convolution_weight_gradient"):
         monkeypatch.setattr(primitives, name, refusing(getattr(primitives, name)))
-    caches = (primitives.multiplies, _make)
-    for each in caches:
-        each.cache_clear()
+    _make.cache_clear()
     yield
-    for each in caches:
-        each.cache_clear()
+    _make.cache_clear()
 
 
 @pytest.mark.parametrize(

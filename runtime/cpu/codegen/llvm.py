@@ -10,6 +10,7 @@ import llvmlite.ir as ir
 
 from foreplan.disk_cache import sources
 from foreplan.jit import machine
+from foreplan.runtime.cpu.instructions import lacked
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
 NAME = "kernel"  # of the function in its module that is called
@@ -50,4 +51,4 @@ def address_of(function: ir.Function) -> int:
 
 
 def _loaded(key: str, text: Callable[[], str]) -> int:
-    return machine.loaded(machine.Module(NAME, key, lambda: (text(), "")))[0]
+    return machine.loaded(machine.Module(NAME, key, lambda: (text(), ""), without=lacked()))[0]

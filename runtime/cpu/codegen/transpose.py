@@ -121,7 +121,7 @@ class _Writer(Writer):
             row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
             address = b.gep(row.address, [near], source_etype=element)
             rows.append(reads.load(e, address, element, self.within(e, reads.mask, i, left[1])))
-        for i, column in enumerate(_transposed(b, rows)):
+        for i, column in enumerate(transposed(b, rows)):
             row = self.place(self.operand, target.address, [self.steps[1][-2]], [b.add(near, self.number(i))])
             address = b.gep(row.address, [far], source_etype=element)
             writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
@@ -142,7 +142,7 @@ class _Writer(Writer):
         return self.b.select(self.b.icmp_signed("<", self.number(index), count), mask, e.constant(BIT, 0))
 
 
-def _transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+def transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square matrix: blocks that change places, of half its rows, of a quarter, and so on."""
     half = len(rows) // 2
     while half:

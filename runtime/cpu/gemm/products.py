@@ -9,6 +9,8 @@ import numpy as np
 from foreplan.graph import DType, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
+from foreplan.runtime.cpu.gemm.blocked import Blocked
+from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.parts import Parts, product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
@@ -18,7 +20,7 @@ from foreplan.runtime.cpu.onednn.layouts import stepped
 from foreplan.runtime.cpu.onednn.primitives import Primitive, onto
 from foreplan.runtime.kernel import Refused, Run
 
-Product = Primitive | Parts | Tiles | Vectors
+Product = Primitive | Parts | Blocked | Vectors
 _Key = tuple[Window, Window, Window, bool]
 
 
@@ -31,10 +33,11 @@ def product(a: Window, b: Window, y: Window, add: bool = False, *, alone: bool =
     Raises:
         Refused: there is no such product.
     """
-    with suppress(Refused):
-        tiles = Tiles(a, b, y, add=add)
-        if tiles.nanoseconds < prices.product(a, b, y):
-            return tiles
+    for way in (Tiles, Panels):
+        with suppress(Refused):
+            made = way(a, b, y, add=add)
+            if made.nanoseconds < prices.product(a, b, y):
+                return made
     return primitives.matmul(a, b, y, onto(add)) if alone else product_in_parts(a, b, y, add)
 
 
@@ -49,8 +52,11 @@ class Products:
         self.scratchpad = 0
         self._made: dict[_Key, Product] = {}
 
-    def describe(self, a: Window, b: Window, y: Window, add: bool = False) -> None:
+    def describe(self, a: Window, b: Window, y: Window, add: bool = False) -> int:
         """Make y = a·b, or y += a·b, available to `bind`.
+
+        Returns:
+            Its predicted time in nanoseconds.
 
         Raises:
             Refused: there is no such product.
@@ -59,6 +65,8 @@ class Products:
         if key not in self._made:
             made = self._made[key] = product(*key)
             self.scratchpad = max(self.scratchpad, made.scratchpad)
+        made = self._made[key]
+        return made.nanoseconds if isinstance(made, Blocked) else prices.product(a, b, y)
 
     def bind(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, scratch: np.ndarray, add: bool = False) -> Run:
         """A call that computes a described product on these arrays."""

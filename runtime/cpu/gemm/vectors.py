@@ -11,7 +11,8 @@ from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made, entries_of
-from foreplan.runtime.cpu.gemm.vectors_loop import ENTRIES, SIDE, VECTORS, WIDTH, Product, compiled_product
+from foreplan.runtime.cpu.gemm.registers import block_for
+from foreplan.runtime.cpu.gemm.vectors_loop import ENTRIES, SIDE, Product, compiled_product
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.kernel import Refused, Run
 
@@ -44,8 +45,9 @@ class Vectors:
         if not across and not along:
             raise Refused(f"{a.type} and {b.type} with the strides {a.strides} and {b.strides}")
         self.a_steps, self.b_step = a.strides, b.strides[0] if across else b.strides[1]
-        self.product = Product(not across, self.made.then)
-        self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, across)
+        block = block_for(self.rows, self.columns)
+        self.product = Product(not across, block, self.made.then)
+        self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, block if across else None)
         self.nanoseconds += prices.mapped(self.made.beside)
 
     def bind(self, addresses: Mapping[int, int]) -> Run:
@@ -61,5 +63,5 @@ class Vectors:
             "depth": self.depth,
         }
         table = [*(numbers[name] for name in ENTRIES), *entries_of(self.made, addresses)]
-        extent, each = (self.rows, SIDE) if self.product.along else (self.columns, VECTORS * WIDTH)
+        extent, each = (self.rows, SIDE) if self.product.along else (self.columns, self.product.block.columns)
         return partial(compiled_product(self.product), 0, -(-extent // each), np.array(table, np.int64).tobytes())

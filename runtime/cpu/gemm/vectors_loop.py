@@ -1,8 +1,8 @@
 """Small products of float32 matrices by vector instructions, without packing, as machine code.
 
-Where rows of b lie side by side across the sum, sums of 8 x 48 results are kept in registers, and each step adds the
-product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, each of 4 x 4 results has a
-register of its own for sixteen steps at a time, whose lanes are added up at the end.
+Where rows of b lie side by side across the sum, the sums of a block of results are kept in registers, and each step
+adds the product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, each of 4 x 4
+results has a register of its own for sixteen steps at a time, whose lanes are added up at the end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from foreplan.runtime.cpu.codegen.epilogue import Making, Then
 from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, exchanged, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Writer
+from foreplan.runtime.cpu.gemm.registers import Block
 
-ROWS, VECTORS = 8, 3  # of a block of results, across the sum
 SIDE = 4  # rows and columns of one, along it
 # Numbers of the table, in order; `b_other` is the way from a step of b to the next across the sum, and from a column to
 # the next along it. Operands of what is made follow.
@@ -31,10 +31,12 @@ class Product:
 
     Attributes:
         along: whether rows of a and columns of b lie along the sum; else rows of b lie across it.
+        block: results that are computed together, across the sum.
         then: the epilogue of each result.
     """
 
     along: bool
+    block: Block
     then: Then
 
 
@@ -49,6 +51,7 @@ class _Product(Writer):
 
     def __init__(self, product: Product) -> None:
         super().__init__()
+        self.block = product.block
         self.e, self.making = Lanes(self.b, WIDTH), Making(self, product.then, len(ENTRIES))
         self.table_of = {name: self.entry(i) for i, name in enumerate(ENTRIES)}
 
@@ -100,23 +103,23 @@ class _Product(Writer):
 
     def multiplied(self, a: ir.Value, b: ir.Value, onto: ir.Value) -> ir.Value:
         """A product, added."""
-        return self.e.intrinsic("fma", a, b, onto)
+        return self.e.intrinsic("fmuladd", a, b, onto)
 
 
 class _Across(_Product):
     """Writes the loop for rows of b that lie across the sum."""
 
     def write(self) -> None:
-        b, t, columns = self.b, self.table_of, VECTORS * WIDTH
+        b, t, columns, vectors = self.b, self.table_of, self.block.columns, self.block.vectors
         base = b.inttoptr(t["b"], POINTER)
         with self.counted(self.start, self.stop, 1) as block:
             column = b.mul(block, self.number(columns))
-            some = [self.some(b.sub(t["columns"], column), WIDTH * i) for i in range(VECTORS)]
+            some = [self.some(b.sub(t["columns"], column), WIDTH * i) for i in range(vectors)]
             here = self.e.behind(base, b.mul(column, self.number(4)))
-            blocks = b.sdiv(b.add(t["rows"], self.number(ROWS - 1)), self.number(ROWS))
+            blocks = b.sdiv(b.add(t["rows"], self.number(self.block.rows - 1)), self.number(self.block.rows))
             with self.counted(self.number(0), blocks, 1) as number:
-                row = b.mul(number, self.number(ROWS))
-                a = self.rows_from("a", "a_row", row, "rows", ROWS)
+                row = b.mul(number, self.number(self.block.rows))
+                a = self.rows_from("a", "a_row", row, "rows", self.block.rows)
 
                 def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
                     line = self.e.behind(here, b.mul(step, t["b_other"]))
@@ -128,9 +131,9 @@ class _Across(_Product):
                     pairs = [(x, y) for x in numbers for y in line_of]
                     return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
 
-                sums = self.summed(t["depth"], 1, ROWS * VECTORS, add)
-                for i in range(ROWS):
-                    results = list(zip(sums[VECTORS * i : VECTORS * (i + 1)], some))
+                sums = self.summed(t["depth"], 1, self.block.rows * vectors, add)
+                for i in range(self.block.rows):
+                    results = list(zip(sums[vectors * i : vectors * (i + 1)], some))
                     self.make(b.add(row, self.number(i)), column, results)
         b.ret_void()
 

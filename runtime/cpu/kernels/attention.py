@@ -9,6 +9,7 @@ import numpy as np
 from foreplan.graph import Op
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.attention.ops import Attention
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
 from foreplan.runtime.cpu.codegen.jit import SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products
@@ -28,11 +29,12 @@ def attention(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     check_elements(*inputs)
     check_float(outputs[1])
     cut, (q, k, v, out) = cut_of(op, inputs, outputs[0])
-    products = Products()
+    products, cost = Products(), 0
     for rows, seen in cut.blocks():
         count = rows.stop - rows.start
-        products.describe(cut.some(q, count), turned(cut.some(k, seen)), cut.dense(count, seen))
-        products.describe(cut.dense(count, seen, cut.e.dtype), cut.some(v, seen), cut.some(out, count))
+        cost += products.describe(cut.some(q, count), turned(cut.some(k, seen)), cut.dense(count, seen))
+        cost += products.describe(cut.dense(count, seen, cut.e.dtype), cut.some(v, seen), cut.some(out, count))
+        cost += prices.loops(cut.together * count * seen, prices.SCORES)
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         q, k, v, out = map(op.heads_first, (*inputs[:3], outputs[0]))
@@ -48,7 +50,8 @@ def attention(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
     # A block of scores, and of narrow probabilities; and what products need.
     pieces = (((cut.scores,), np.dtype(np.float32)), cut.narrow, ((products.scratchpad,), np.dtype(np.uint8)))
-    return LoopKernel(loops, pieces, ((0, 0),) if inputs[0] == outputs[0] else ())
+    overwrites = ((0, 0),) if inputs[0] == outputs[0] else ()
+    return LoopKernel(loops, pieces, overwrites, nanoseconds=cost * cut.repeats)
 
 
 def _block(

@@ -74,6 +74,11 @@ class Cut:
                 heads = range(start * self.e.group, (start + 1) * self.e.group)
                 yield n, kv, [kv] if self.e.group == 1 else [slice(h, h + 1) for h in heads]
 
+    @property
+    def repeats(self) -> int:
+        """How often all blocks are worked on: for each unit, and for each of its heads that do not share a call."""
+        return sum(len(head_blocks) for _, _, head_blocks in self.units())
+
     def some(self, x: Window, rows: int) -> Window:
         """Some rows of the heads of a call; x is [batch, heads, rows, depth]."""
         return _matrices(x.viewed((self.together, rows, x.shape[3]), x.strides[1:]))

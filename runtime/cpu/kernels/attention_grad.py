@@ -14,6 +14,7 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.blocks import Piece
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products
@@ -48,7 +49,7 @@ def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKern
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         return unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), scratch[0])
 
-    return LoopKernel(loops, (((unpacked.workspace,), _BYTE),), ((0, 0),))
+    return LoopKernel(loops, (((unpacked.workspace,), _BYTE),), ((0, 0),), nanoseconds=unpacked.nanoseconds)
 
 
 def _gradient(op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, int], ...]) -> LoopKernel:
@@ -56,19 +57,20 @@ def _gradient(op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, i
     cut, (q, k, v, g) = cut_of(op, inputs, inputs[5])
     check_elements(inputs[3], *inputs[6:])
     check_float(inputs[4])
-    products, together, e = Products(), cut.together, cut.e
+    products, together, e, cost = Products(), cut.together, cut.e, 0
     describe = products.describe
     sums = [Window.dense(TensorType(FLOAT32, (1, together, e.keys, depth))) for depth in (e.depth, e.value_depth)]
     for rows, seen in cut.blocks():
         count = rows.stop - rows.start
         scores, queries, cotangents = cut.dense(count, seen), cut.some(q, count), cut.some(g, count)
-        describe(queries, turned(cut.some(k, seen)), scores)
-        describe(cotangents, turned(cut.some(v, seen)), scores)
+        cost += describe(queries, turned(cut.some(k, seen)), scores)
+        cost += describe(cotangents, turned(cut.some(v, seen)), scores)
         scores = cut.dense(count, seen, e.dtype)
-        describe(scores, cut.some(k, seen), cut.dense(count, e.depth))
-        for add in (False, True):
-            describe(turned(scores), queries, cut.some(sums[0], seen), add)
-            describe(turned(scores), cotangents, cut.some(sums[1], seen), add)
+        cost += describe(scores, cut.some(k, seen), cut.dense(count, e.depth))
+        for factor, total in ((queries, sums[0]), (cotangents, sums[1])):
+            describe(turned(scores), factor, cut.some(total, seen))
+            cost += describe(turned(scores), factor, cut.some(total, seen), True)
+        cost += prices.loops(together * count * seen, prices.SCORES)
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         q, k, v, o, g = (op.heads_first(inputs[i]) for i in (0, 1, 2, 3, 5))
@@ -100,7 +102,7 @@ def _gradient(op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, i
     keys, narrow = together * e.keys, [cut.narrow] * 2
     floats = (cut.scores, cut.scores, together * cut.block * e.depth, keys * e.depth, keys * e.value_depth)
     pieces: list[Piece] = [*(((count,), _FLOAT) for count in floats), ((products.scratchpad,), _BYTE), *narrow]
-    return LoopKernel(loops, tuple(pieces), overwrites)
+    return LoopKernel(loops, tuple(pieces), overwrites, nanoseconds=cost * cut.repeats)
 
 
 def _block(products: Products, scale: float, x: _Block, first: int, pieces: Arrays, adds: bool) -> Iterator[Run]:

@@ -1,4 +1,4 @@
-"""Matrix products, by oneDNN and on tile registers."""
+"""Matrix products, by oneDNN and by foreplan's own code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.parts import product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
@@ -43,11 +44,11 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(base, nanoseconds=prices.product(a, b, y))
 
 
-def matmul_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """Likewise, of float32, on a processor that has tile registers."""
+def matmul_in_blocks(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Panels]) -> Staged:
+    """Likewise, of float32, by foreplan's own code."""
     a, b, y = _operands(op, inputs, outputs)
     plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
-    product = Tiles(a, b, y, add=base >= 0)
+    product = way(a, b, y, add=base >= 0)
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base, nanoseconds=product.nanoseconds)
 
@@ -62,7 +63,7 @@ def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(nanoseconds=product.nanoseconds)
 
 
-def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Vectors]) -> Staged:
+def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Panels] | type[Vectors]) -> Staged:
     """A product of float32 with a map as its epilogue, if that is faster than one after the other."""
     assert isinstance(op, MatMulMap)
     if len(outputs[0].shape) != 2:

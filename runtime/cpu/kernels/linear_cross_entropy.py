@@ -6,6 +6,7 @@ gradients just before its products with the hidden states and the matrix.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled, written
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products, matrix
@@ -49,6 +51,7 @@ class LossKernel:
         workspace: the logits of a chunk, its hidden states, and some numbers a row; of narrow operands the gradients of
             a block's logits as they are multiplied, and those of a chunk's hidden states as they are summed.
         overwrites: the gradient of the hidden states takes their bytes; those of a chunk are copied first.
+        nanoseconds: predicted.
     """
 
     overwrites = ((1, 0),)
@@ -57,15 +60,22 @@ class LossKernel:
         self.op, self.rows, self.biased = op, rows, biased
         self.classes, self.depth = weights.shape
         self.dtype, self.products = weights.type.dtype, Products()
-        for count, n in {(len(chunk), len(block)) for chunk in self.chunks() for block in self.blocks()}:
-            h, x, sums = matrix(count, self.depth, self.dtype), matrix(count, n, self.dtype), matrix(count, self.depth)
-            w = weights.viewed((n, self.depth), weights.strides)
-            self.products.describe(h, w.viewed((self.depth, n), w.strides[::-1]), matrix(count, n))
-            for add in (False, True):
-                if not op.frozen:
-                    self.products.describe(x.viewed((n, count), x.strides[::-1]), h, matrix(n, self.depth), add)
-                self.products.describe(x, w, sums, add)
+        some = Counter((len(chunk), len(block)) for chunk in self.chunks() for block in self.blocks())
+        self.nanoseconds = sum(times * self._describe(*sizes, weights) for sizes, times in some.items())
         self.workspace = carve_bytes(*self._pieces())
+
+    def _describe(self, count: int, n: int, weights: Window) -> int:
+        """Describe the products of a block of classes and some rows; their predicted time, with that of the loops."""
+        describe = self.products.describe
+        h, x, sums = matrix(count, self.depth, self.dtype), matrix(count, n, self.dtype), matrix(count, self.depth)
+        w = weights.viewed((n, self.depth), weights.strides)
+        cost = describe(h, w.viewed((self.depth, n), w.strides[::-1]), matrix(count, n))
+        for add in (False, True):
+            products = [(x, w, sums)]
+            if not self.op.frozen:
+                products.append((x.viewed((n, count), x.strides[::-1]), h, matrix(n, self.depth)))
+            cost += sum([describe(*each, add) for each in products]) * add
+        return cost + prices.loops(count * n, prices.EXPONENTIALS) + prices.loops(count * n, prices.LOGITS)
 
     def chunks(self) -> Iterator[range]:
         """Rows whose logits exist at once."""

@@ -1,4 +1,4 @@
-"""Kernels of bfloat16 as kernels of float32, where oneDNN multiplies no bfloat16: processors without AVX-512.
+"""Kernels of bfloat16 as kernels of float32: processors without AMX multiply bfloat16 more slowly, or not at all.
 
 Operands are copied to float32 in the workspace, the kernel runs on the copies, and its results are rounded once.
 """
@@ -19,7 +19,6 @@ from foreplan.ops.map import Map
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.kernel import LoopKernel, Make
 from foreplan.runtime.cpu.kernels.elementwise import elementwise
-from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.kernel import Run, one_after_another
 
 NARROW = as_dtype("bfloat16")
@@ -27,9 +26,9 @@ _WIDEN, _ROUND = Map(("float32(a0)",)), Map(("bfloat16(a0)",))
 _NOTHING = np.empty(0, np.uint8)
 
 
-def is_needed(inputs: Windows, outputs: Windows) -> bool:
-    """Whether there is a tensor of bfloat16 that oneDNN does not multiply on this processor."""
-    return any(x.type.dtype == NARROW for x in (*inputs, *outputs)) and not primitives.multiplies(NARROW)
+def has_narrow(inputs: Windows, outputs: Windows) -> bool:
+    """Whether there is a tensor of bfloat16."""
+    return any(x.type.dtype == NARROW for x in (*inputs, *outputs))
 
 
 def widened(make: Make, op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:

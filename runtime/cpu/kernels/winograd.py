@@ -23,6 +23,7 @@ from foreplan.graph.op import Arrays
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.conv.ops import ConvOp
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.gemm.products import Product, product
 from foreplan.runtime.cpu.kernels.rows import channel_rows
@@ -62,9 +63,9 @@ def _turned(matrix: Matrix) -> Matrix:
 DATA, WEIGHTS = Transform(B, IMAGES, SLICES), Transform(G, SLICES, SLICES)
 COTANGENTS, TAPS_AGAIN = Transform(A, IMAGES, SLICES), Transform(_turned(G), SLICES, SLICES)
 
-# Measured on one core with AVX-512: operations a nanosecond of products of such matrices; bytes a nanosecond of
-# transforms, and of weights on their way through memory.
-PRODUCTS, TRANSFORMS, MEMORY = 170, 40, 16
+# Measured on one core with AVX-512: what those of such matrices reach of the rate of oneDNN's products; bytes a
+# nanosecond of transforms, and of weights on their way through memory.
+PRODUCTS, TRANSFORMS, MEMORY = 0.78, 40, 16
 BLOCK = 3 * 2**19  # bytes of a block of tiles in all places, on both sides of the product
 LEAST, MOST = 48, 512  # tiles of a block
 
@@ -112,9 +113,9 @@ def check(op: ConvOp, kernel: Sequence[int], x: Window, y: Window) -> None:
 
 def _nanoseconds(inner: int, outer: int, tiles: int) -> int:
     """The time of `tiles` tiles: products in all places, transforms on both sides, weights through memory and back."""
-    products = 2 * PLACES * inner * outer * tiles // PRODUCTS
-    moved = 8 * PLACES * ((inner + outer) * tiles // TRANSFORMS + inner * outer // MEMORY)
-    return (products + moved) // current_threads()
+    products = 2 * PLACES * inner * outer * tiles / (PRODUCTS * prices.rates().product)
+    moved = 8 * PLACES * ((inner + outer) * tiles / TRANSFORMS + inner * outer / MEMORY)
+    return int(products + moved) // current_threads()
 
 
 @dataclass(frozen=True)

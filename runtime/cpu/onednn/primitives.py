@@ -6,16 +6,14 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
-from foreplan.graph import DType, TensorType, Window
-from foreplan.graph.layouts import channels_last
-from foreplan.graph.types import FLOAT32
+from foreplan.graph import TensorType, Window
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn.layouts import stepped, swapped
 from foreplan.runtime.cpu.onednn.library import Argument, Dims, library
 from foreplan.runtime.cpu.threads import current_threads, threads_set_to
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Run
 
 
 class Description:
@@ -395,25 +393,6 @@ def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geom
         Attributes(),
         queries={c.SRC: c.QUERY_SRC, c.DIFF_DST: c.QUERY_DIFF_DST, c.DIFF_WEIGHTS: c.QUERY_DIFF_WEIGHTS},
     )
-
-
-@cache
-def multiplies(dtype: DType) -> bool:
-    """Whether oneDNN has products of matrices of a type, and convolutions and both of their gradients, here.
-
-    Of bfloat16 it has them on processors with AVX-512.
-    """
-    image = channels_last(TensorType(dtype, (1, 16, 8, 8)))
-    weights, matrix = Window.dense(TensorType(dtype, (16, 16, 3, 3))), Window.dense(TensorType(dtype, (16, 16)))
-    geometry = Geometry((1, 1), (1, 1), (1, 1), (1, 1))
-    try:
-        matmul(matrix, matrix, matrix)
-        convolution(image, weights, image, geometry)
-        convolution_data_gradient(image, weights, image, geometry)
-        convolution_weight_gradient(image, image, Window.dense(weights.type.with_dtype(FLOAT32)), geometry)
-    except Refused:
-        return False
-    return True
 
 
 def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:

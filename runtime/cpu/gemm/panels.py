@@ -1,0 +1,61 @@
+"""Products of float32 matrices by vector instructions, with an epilogue if there is one (see `panels_loop`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from foreplan.graph import Window
+from foreplan.runtime.cpu import prices
+from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.gemm.blocked import ITEM, Blocked, Share
+from foreplan.runtime.cpu.gemm.panels_loop import ENTRIES, Product, compiled_product
+from foreplan.runtime.cpu.gemm.registers import block_for
+from foreplan.runtime.cpu.instructions import Level, level
+from foreplan.runtime.kernel import Refused
+from foreplan.units import align_up
+
+STEPS = 384  # steps along the sum that are packed at once, at most
+KEPT = 2**18  # packed numbers that are kept, at most: half of a core's cache
+ROWS = 96  # of a that are packed at once, at most: whole blocks of each kind
+NEAR = 1024  # bytes from a step to the next: operands that lie across the sum are read where they lie
+TURN = 16  # steps that are packed together
+
+
+class Panels(Blocked):
+    """A product by vector instructions: see `Blocked`.
+
+    Attributes:
+        nanoseconds: predicted.
+    """
+
+    def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
+        if level() < Level.AVX2:
+            raise Refused("oneDNN is faster")
+        block = block_for(*y.shape[-2:])
+        super().__init__(a, b, y, add, made, (STEPS, TURN), (block.rows, block.columns))
+        packs_a = not self.a_along and a.strides[-1] > NEAR
+        packs_b = self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0
+        self.product = Product(packs_a, packs_b, self.b_along, block, made.then if made else None)
+        kept = max(share.columns[1] - share.columns[0] for share in self.shares)
+        most = max(1, KEPT // self.most_steps // block.columns) * block.columns
+        self.most_kept = min(most, align_up(kept, block.columns))
+        self.most_rows = min(ROWS, align_up(self.rows, block.rows)) if packs_a else self.rows
+        rows = packs_a * self.most_rows // block.rows * block.packed
+        self.packed = (packs_b * self.most_kept + rows) * self.most_steps * ITEM
+        rows, columns = align_up(self.rows, block.rows), align_up(self.columns, block.columns)
+        turns, passes = -(-self.depth // self.most_steps), -(-kept // self.most_kept)
+        packed = self.depth * (packs_b * columns + packs_a * passes * rows)
+        added = turns if add else turns - 1
+        self.nanoseconds = prices.panels(self.count, rows, columns, self.depth, packed, added)
+        self.nanoseconds += prices.mapped(made.beside) if made else 0
+
+    def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:
+        """See `Blocked`."""
+        return compiled_product(self.product), ENTRIES, b""
+
+    def numbers(self, share: Share, a: int, b: int, y: int, scratch: int) -> dict[str, int]:
+        """See `Blocked`."""
+        return super().numbers(share, a, b, y, scratch) | {
+            "most_kept": self.most_kept,
+            "most_rows": self.most_rows,
+        }
