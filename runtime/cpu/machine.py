@@ -20,7 +20,7 @@ from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.threads import set_threads, with_team
-from foreplan.runtime.kernel import Refused
+from foreplan.runtime.kernel import Refused, Run
 from foreplan.runtime.stopwatch import SIDE, STREAM, TIMES
 
 LINE = 64  # bytes
@@ -78,7 +78,6 @@ def measured(threads: int) -> tuple[int, int]:
     """
     from foreplan.runtime.cpu.gemm.panels import Panels
     from foreplan.runtime.cpu.gemm.tiles import Tiles
-    from foreplan.runtime.cpu.table import kernels_for
 
     set_threads(threads)
     a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
@@ -93,18 +92,27 @@ def measured(threads: int) -> tuple[int, int]:
                 places[c.SCRATCHPAD] = scratch.ctypes.data
             found.append(least_seconds(product.bind(places), threads))
     source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
-    row = Window.dense(TensorType(FLOAT32, source.shape))
-    loop = kernels_for(COPY, [row], [row], threads)["lanes"].bind([source], [target], np.empty(0, np.uint8))
-    stream = min(least_seconds(call, threads) for call in (partial(np.copyto, target, source), loop))
+    calls = (partial(np.copyto, target, source), copy(source, target, threads))
+    stream = min(least_seconds(call, threads) for call in calls)
     return int(2 * SIDE**3 / min(found)), int(2 * STREAM / stream)
 
 
-def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) -> float:
+def copy(source: np.ndarray, target: np.ndarray, threads: int) -> Run:
+    """A call that copies numbers of float32, each thread a part."""
+    from foreplan.runtime.cpu.table import kernels_for
+
+    row = Window.dense(TensorType(FLOAT32, source.shape))
+    return kernels_for(COPY, [row], [row], threads)["lanes"].bind([source], [target], np.empty(0, np.uint8))
+
+
+def least_seconds(
+    call: Callable[[], object], threads: int, times: int = TIMES, before: Callable[[], object] | None = None
+) -> float:
     """The least time of some calls, after one that is not counted: processor time where one thread works, as other work
-    on the machine changes it less, else wall time.
+    on the machine changes it less, else wall time. `before` runs before each, unmeasured.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
-    return with_team(partial(stopwatch.least_seconds, call, clock, times), threads)
+    return with_team(partial(stopwatch.least_seconds, call, clock, times, before), threads)
 
 
 def aligned(nbytes: int) -> np.ndarray:

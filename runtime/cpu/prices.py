@@ -96,12 +96,12 @@ def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
     return int(count * (2 * rows * columns * depth / rates().tiles + moved / MOVED)) // current_threads() + CALL
 
 
-def panels(count: int, rows: int, columns: int, depth: int, packed: int, added: int) -> int:
+def panels(count: int, rows: int, columns: int, depth: int, packed: float, added: int) -> int:
     """Some products of matrices by `panels`.
 
     Args:
         rows, columns: whole blocks.
-        packed: numbers that are packed.
+        packed: numbers that are packed; half of those that are only read.
         added: how often sums of some steps are added to results.
     """
     sums = 2 * rows * columns * depth / rates().panels

@@ -101,20 +101,23 @@ TRANSFORMED = ("winograd",)  # the ways that multiply sums of numbers, not the n
 _CONVOLUTION: Mapping[str, Make] = {
     "winograd": convolution.conv_by_winograd,
     "products": convolution.conv_by_products,
-    "tiles": convolution.conv_on_tiles,
+    "tiles": partial(convolution.conv_in_blocks, way=Tiles),
+    "panels": partial(convolution.conv_in_blocks, way=Panels),
     "columns": convolution.conv_by_columns,
     "onednn": convolution.conv,
 }
 _DATA_GRADIENT: Mapping[str, Make] = {
     "winograd": convolution.data_gradient_by_winograd,
     "products": convolution.data_gradient_by_products,
-    "tiles": partial(convolution.data_gradient_by_products, tiles=True),
+    "tiles": partial(convolution.data_gradient_by_products, way=Tiles),
+    "panels": partial(convolution.data_gradient_by_products, way=Panels),
     "onednn": convolution.conv_data_gradient,
 }
 _WEIGHT_GRADIENT: Mapping[str, Make] = {
     "winograd": convolution.weight_gradient_by_winograd,
     "products": convolution.weight_gradient_by_products,
-    "tiles": partial(convolution.weight_gradient_by_products, tiles=True),
+    "tiles": partial(convolution.weight_gradient_by_products, way=Tiles),
+    "panels": partial(convolution.weight_gradient_by_products, way=Panels),
     "onednn": convolution.conv_weight_gradient,
 }
 FAMILIES: Mapping[str, Family[Make]] = {

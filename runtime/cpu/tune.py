@@ -14,7 +14,9 @@ from foreplan.disk_cache import keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.runtime.cpu.kernel import CpuKernel
-from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
+from foreplan.runtime.cpu.machine import Machine, aligned, copy, least_seconds, measured, this_machine
+from foreplan.runtime.cpu.prices import CACHE
+from foreplan.runtime.kernel import Run
 from foreplan.version import VERSION
 
 ENOUGH = 0.05  # seconds after which no further run begins
@@ -70,7 +72,9 @@ def prices() -> Prices:
 
 
 def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threads: int) -> float:
-    """The least time of some runs on made-up numbers; results overwrite the inputs that they may."""
+    """The least time of some runs on made-up numbers, without that of a call; results overwrite the inputs that they
+    may. What fits no core's cache is fetched from memory again, as in a step, where other kernels ran since.
+    """
     rng = np.random.default_rng(0)
     types = [window.type for window in inputs]
     given = [_array(window, op.valid_range(i, types), rng) for i, window in enumerate(inputs)]
@@ -82,9 +86,36 @@ def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threa
             taken |= {("out", output), ("in", index)}
     scratch = aligned(kernel.workspace)  # calls hold only addresses
     run = kernel.bind(given, results, scratch)
+    nbytes = sum(window.type.nbytes for window in (*inputs, *outputs))
+    before = _others(threads) if nbytes > CACHE // 2 else None
     with np.errstate(all="ignore"):
-        first = least_seconds(run, threads, 1)
-        return min(first, least_seconds(run, threads, max(LEAST, min(MOST, int(ENOUGH / max(first, 1e-9))))))
+        first = least_seconds(run, threads, 1, before)
+        times = max(LEAST, min(MOST, int(ENOUGH / max(first, 1e-9))))
+        least = min(first, least_seconds(run, threads, times, before))
+    return max(least - _call(threads), least / 10)
+
+
+@lru_cache(maxsize=4)
+def _others(threads: int) -> Run:
+    """A call after which no core's cache holds what it held."""
+    return _copying(2 * CACHE * threads, threads)
+
+
+@lru_cache(maxsize=4)
+def _call(threads: int) -> float:
+    """Seconds of a call that does next to nothing: a step makes its calls in machine code."""
+    return least_seconds(_copying(64, threads), threads, MOST)
+
+
+def _copying(nbytes: int, threads: int) -> Run:
+    """A call that copies so many bytes, and keeps both places."""
+    places = [aligned(nbytes).view(np.float32) for _ in range(2)]
+    run = copy(places[0], places[1], threads)
+
+    def call(_: object = places) -> None:
+        run()
+
+    return call
 
 
 def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator | None) -> np.ndarray:

@@ -15,6 +15,7 @@ from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import WATCHED, laid_out, scratch, type_of
 
 EPSILON = float(np.finfo(np.float32).eps)
+BEHIND = 2**20  # bytes behind scratch memory that are watched
 EXPRS = ("(a1 - (a3 * (a0 + (0.5 * ((0.5 * a2) + a0)))))", "((0.5 * a2) + a0)")
 
 
@@ -47,10 +48,11 @@ def multiplied(
         out = laid_out(y if onto is None else onto, Window.dense(type_of(y)))
         set_threads(threads)
         product = way(window(a), window(b), window(out), **{} if onto is None else {"add": True})
-        memory = scratch(product.scratchpad)
+        memory = scratch(product.scratchpad + BEHIND)
         memory[...] = poison
         places = {c.SRC: a, c.WEIGHTS: b, c.DST: out, c.SCRATCHPAD: memory}
         product.bind({argument: x.ctypes.data for argument, x in places.items()})()
+        assert (memory[product.scratchpad :] == poison).all()
         assert surroundings_are_kept(out)
         results.append(out)
     np.testing.assert_array_equal(*results)

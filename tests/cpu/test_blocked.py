@@ -183,3 +183,33 @@ def test_what_cannot_be_made_of_products(way: Way) -> None:
         way(*flat, made=Made(("(a0 + a1)",), (gaps,), (flat[2],)))
     with pytest.raises(Refused):
         way(*flat, made=Made(("(a0 * 2.0)",), (), (flat[2],)), add=True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_sizes_and_layouts(way: Way, seed: int) -> None:
+    """Whole blocks of every kind and others, rows near to one another and far apart, with gaps, of any layout."""
+    rng = np.random.default_rng(seed)
+    rows, depth, columns = (
+        int(
+            rng.choice(
+                [rng.integers(1, 40), 6 * rng.integers(1, 40), 16 * rng.integers(1, 40), 48 * rng.integers(1, 9)]
+            )
+        )
+        for _ in range(3)
+    )
+
+    def drawn(high: int, wide: int, number: int) -> np.ndarray:
+        whole = normal(high + int(rng.integers(0, 2)), wide + int(rng.choice([0, 3, 16, 300])), seed=number)
+        x = whole[:high, :wide]
+        return x.T if rng.integers(0, 2) else x
+
+    a = drawn(rows, depth, 1)
+    a = a if a.shape == (rows, depth) else drawn(depth, rows, 1)
+    a = a if a.shape == (rows, depth) else a.T
+    b = drawn(depth, columns, 2)
+    b = b if b.shape == (depth, columns) else drawn(columns, depth, 2)
+    b = b if b.shape == (depth, columns) else b.T
+    onto = normal(rows, columns, seed=3) if rng.integers(0, 2) else None
+    given = (a, b) if onto is None else (a, b, onto)
+    threads = int(rng.integers(1, 4))
+    assert error(multiplied(way, *given, threads=threads), *given) < 2 * ALLOWED[way]

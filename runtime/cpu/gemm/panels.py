@@ -17,7 +17,8 @@ from foreplan.units import align_up
 STEPS = 384  # steps along the sum that are packed at once, at most
 KEPT = 2**18  # packed numbers that are kept, at most: half of a core's cache
 ROWS = 96  # of a that are packed at once, at most: whole blocks of each kind
-NEAR = 1024  # bytes from a step to the next: operands that lie across the sum are read where they lie
+NEAR = 256  # bytes from a step to the next: operands that lie across the sum are read where they lie
+FEW = 3  # blocks of columns: rows of a are not worth packing for them
 TURN = 16  # steps that are packed together
 
 
@@ -33,7 +34,8 @@ class Panels(Blocked):
             raise Refused("oneDNN is faster")
         block = block_for(*y.shape[-2:])
         super().__init__(a, b, y, add, made, (STEPS, TURN), (block.rows, block.columns))
-        packs_a = not self.a_along and a.strides[-1] > NEAR
+        few = y.shape[-1] <= FEW * block.columns
+        packs_a = not self.a_along and a.strides[-1] > NEAR and not few
         packs_b = self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0
         self.product = Product(packs_a, packs_b, self.b_along, block, made.then if made else None)
         kept = max(share.columns[1] - share.columns[0] for share in self.shares)
@@ -45,8 +47,9 @@ class Panels(Blocked):
         rows, columns = align_up(self.rows, block.rows), align_up(self.columns, block.columns)
         turns, passes = -(-self.depth // self.most_steps), -(-kept // self.most_kept)
         packed = self.depth * (packs_b * columns + packs_a * passes * rows)
+        read = self.depth * (columns * (not packs_b) + rows * (not packs_a))
         added = turns if add else turns - 1
-        self.nanoseconds = prices.panels(self.count, rows, columns, self.depth, packed, added)
+        self.nanoseconds = prices.panels(self.count, rows, columns, self.depth, packed + read / 2, added)
         self.nanoseconds += prices.mapped(made.beside) if made else 0
 
     def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:

@@ -71,10 +71,10 @@ class _Product(Writer):
         self.results = self.local(ir.ArrayType(FLOAT, self.block.rows * self.block.columns))
         n = self.number
         self.panel = self.b.mul(self.table_of["most_steps"], n(self.block.columns * ITEM))  # bytes
-        kept = self.b.mul(self.blocks(self.table_of["most_kept"], self.block.columns), self.panel)
+        count = self.blocks(self.table_of["most_kept"], self.block.columns) if product.packs_b else n(0)
         self.panels = self.pointer(self.table_of["scratch"])
         self.sliver = self.b.mul(self.table_of["most_steps"], n(self.block.packed * ITEM))  # bytes
-        self.slivers = self.e.behind(self.panels, kept)
+        self.slivers = self.e.behind(self.panels, self.b.mul(count, self.panel))
 
     def write(self) -> None:
         """All matrices: of each, some steps along the sum at a time; of these, some columns."""

@@ -18,6 +18,8 @@ from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.gemm.blocked import Blocked
+from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.kernel import LoopKernel
@@ -53,6 +55,7 @@ from foreplan.runtime.cpu.onednn.primitives import (
 )
 from foreplan.runtime.kernel import Refused
 
+Blocks = type[Tiles] | type[Panels]
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
 
 
@@ -116,19 +119,19 @@ def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return _one_tap(op, x, w, y, lambda a, b, z: primitives.matmul(a, b, z, described), _taken(after), base_of(after))
 
 
-def conv_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """A convolution of one tap as a product on tile registers, with its epilogue."""
+def conv_in_blocks(op: Op, inputs: Windows, outputs: Windows, way: Blocks) -> Staged:
+    """A convolution of one tap as a product by foreplan's own code, with its epilogue."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     if all(function == OLD for function, _ in after):
-        return _one_tap(op, x, w, y, lambda a, b, z: Tiles(a, b, z, add=bool(after)), {}, base_of(after))
+        return _one_tap(op, x, w, y, lambda a, b, z: way(a, b, z, add=bool(after)), {}, base_of(after))
     own = op.own if isinstance(op, ConvMap) else 2
     if isinstance(op, ConvMap) and op.biased:
-        raise Refused("a bias, and more to follow a product on tile registers")
+        raise Refused("a bias, and more to follow a product in blocks")
     expr = op.expr if isinstance(op, ConvMap) else "(a0 + a1)"
 
-    def product(a: Window, b: Window, z: Window) -> Tiles:
+    def product(a: Window, b: Window, z: Window) -> Product:
         further = tuple(_as_rows(each, y) for each in inputs[own:])
-        return Tiles(a, b, z, made=Made((expr,), further, (z,)))
+        return way(a, b, z, made=Made((expr,), further, (z,)))
 
     return _one_tap(op, x, w, y, product, beside(own, len(inputs)), -1)
 
@@ -160,18 +163,18 @@ def _one_tap(
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
     made = product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype))
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **arguments})
-    then = made.made if isinstance(made, Tiles) else None
+    then = made.made if isinstance(made, Blocked) else None
     mapped = then.overwrites(op.own if isinstance(op, ConvMap) else 2) if then else ()
     return plan.finish(base, nanoseconds=_price(made, prices.products(w, y)), mapped=mapped)
 
 
-def _product(a: Window, b: Window, y: Window, add: bool, tiles: bool) -> Product:
-    return Tiles(a, b, y, add=add) if tiles else primitives.matmul(a, b, y, onto(add))
+def _product(a: Window, b: Window, y: Window, add: bool, way: Blocks | None) -> Product:
+    return way(a, b, y, add=add) if way else primitives.matmul(a, b, y, onto(add))
 
 
 def _price(made: Product, otherwise: int) -> int:
-    """Its own on tile registers."""
-    return made.nanoseconds if isinstance(made, Tiles) else otherwise
+    """Its own, of a product in blocks."""
+    return made.nanoseconds if isinstance(made, Blocked) else otherwise
 
 
 def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
@@ -278,11 +281,11 @@ def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> wino
     return winograd.Convolution(g, w, dx, (above, left), turned=True, after=[(OLD, 2)] if adds else ())
 
 
-def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
+def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, way: Blocks | None = None) -> Staged:
     """The gradient of the data of a convolution of one tap: a product, written or added at the positions of the tap.
 
     Args:
-        tiles: by products on tile registers.
+        way: of products; None: by oneDNN.
     """
     assert isinstance(op, ConvDataGrad)
     g, w, dx, adds = _data_gradient(inputs, outputs)
@@ -293,12 +296,12 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
     cleared = not adds and seen.shape != dx.shape
     clearing = dx.type.nbytes // prices.SECOND_PASS if cleared else 0
     if rows := rows_along(seen, 1):
-        made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), adds, tiles)
+        made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), adds, way)
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
         return plan.finish(base, cleared, _price(made, cost) + clearing)
     whole = channels_together(seen.type)
     here = plan.keep(whole.type.nbytes)
-    made = _product(cotangents, _flat_weights(w), positions_of(whole.type), False, tiles)
+    made = _product(cotangents, _flat_weights(w), positions_of(whole.type), False, way)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
@@ -346,17 +349,17 @@ def weight_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> wi
     return winograd.WeightGradient(x, g, dw, _before(op), add=adds)
 
 
-def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
+def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, way: Blocks | None = None) -> Staged:
     """The gradient of one tap: a product over all positions.
 
     Args:
-        tiles: by products on tile registers.
+        way: of products; None: by oneDNN.
     """
     assert isinstance(op, ConvWeightGrad)
     x, g, dw, adds = _weight_gradient(inputs, outputs)
     seen, plan = _seen_by_one_tap(op, op.kernel, dw, x, g), Stages()
     (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
-    made = _product(swapped(cotangents), seen, _flat_weights(dw), adds, tiles)
+    made = _product(swapped(cotangents), seen, _flat_weights(dw), adds, way)
     plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
     return plan.finish(2 if adds else -1, nanoseconds=_price(made, prices.products_weights(dw, g)))
 
