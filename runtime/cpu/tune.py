@@ -6,17 +6,17 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from foreplan.disk_cache import keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
+from foreplan.runtime.cpu.codegen.flush import compiled_flush
 from foreplan.runtime.cpu.kernel import CpuKernel
-from foreplan.runtime.cpu.machine import Machine, aligned, copy, least_seconds, measured, this_machine
+from foreplan.runtime.cpu.machine import LINE, Machine, aligned, copy, least_seconds, measured, this_machine
 from foreplan.runtime.cpu.prices import CACHE
-from foreplan.runtime.kernel import Run
 from foreplan.version import VERSION
 
 ENOUGH = 0.05  # seconds after which no further run begins
@@ -87,7 +87,7 @@ def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threa
     scratch = aligned(kernel.workspace)  # calls hold only addresses
     run = kernel.bind(given, results, scratch)
     nbytes = sum(window.type.nbytes for window in (*inputs, *outputs))
-    before = _others(threads) if nbytes > CACHE // 2 else None
+    before = partial(_flush, [*given, *results]) if nbytes > CACHE // 2 else None
     with np.errstate(all="ignore"):
         first = least_seconds(run, threads, 1, before)
         times = max(LEAST, min(MOST, int(ENOUGH / max(first, 1e-9))))
@@ -95,27 +95,19 @@ def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threa
     return max(least - _call(threads), least / 10)
 
 
-@lru_cache(maxsize=4)
-def _others(threads: int) -> Run:
-    """A call after which no core's cache holds what it held."""
-    return _copying(2 * CACHE * threads, threads)
+def _flush(arrays: Sequence[np.ndarray]) -> None:
+    """Let no cache hold them."""
+    flush = compiled_flush()
+    for x in arrays:
+        span = sum((extent - 1) * step for extent, step in zip(x.shape, x.strides)) + x.itemsize if x.size else 0
+        flush(0, -(-span // LINE), np.array([x.ctypes.data], np.int64).tobytes())
 
 
 @lru_cache(maxsize=4)
 def _call(threads: int) -> float:
     """Seconds of a call that does next to nothing: a step makes its calls in machine code."""
-    return least_seconds(_copying(64, threads), threads, MOST)
-
-
-def _copying(nbytes: int, threads: int) -> Run:
-    """A call that copies so many bytes, and keeps both places."""
-    places = [aligned(nbytes).view(np.float32) for _ in range(2)]
-    run = copy(places[0], places[1], threads)
-
-    def call(_: object = places) -> None:
-        run()
-
-    return call
+    source, target = (aligned(LINE).view(np.float32) for _ in range(2))
+    return least_seconds(copy(source, target, threads), threads, MOST)
 
 
 def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator | None) -> np.ndarray:
