@@ -36,7 +36,7 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
     if _thrashes(b) and len(y.shape) == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
         _by_panels(plan, a, b, y, base >= 0)
-        return plan.finish(base)
+        return plan.finish(base, nanoseconds=prices.product(a, b, y) + 2 * b.type.nbytes // prices.SECOND_PASS)
     small = y.type.size * b.shape[-2] < SMALL
     with one_thread() if small else nullcontext():
         product = product_in_parts(a, b, y, base >= 0)
