@@ -44,7 +44,8 @@ class Vectors:
         if not across and not along:
             raise Refused(f"{a.type} and {b.type} with the strides {a.strides} and {b.strides}")
         self.a_steps, self.b_step = a.strides, b.strides[0] if across else b.strides[1]
-        self.product = Product(not across, self.made.then)
+        high = min(SIDE, 1 << (self.rows - 1).bit_length())
+        self.product = Product(0 if across else high, self.made.then)
         self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, across)
         self.nanoseconds += prices.mapped(self.made.beside)
 
@@ -61,5 +62,6 @@ class Vectors:
             "depth": self.depth,
         }
         table = [*(numbers[name] for name in ENTRIES), *entries_of(self.made, addresses)]
-        extent, each = (self.rows, SIDE) if self.product.along else (self.columns, VECTORS * WIDTH)
+        high = self.product.along
+        extent, each = (self.rows, high) if high else (self.columns, VECTORS * WIDTH)
         return partial(compiled_product(self.product), 0, -(-extent // each), np.array(table, np.int64).tobytes())
