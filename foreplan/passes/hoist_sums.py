@@ -52,14 +52,23 @@ def hoist_sums(graph: Graph) -> Graph:
 
 
 def _lasts(graph: Graph, position: dict[Node, int], node: Node, index: int) -> bool:
-    """Whether no stack of a loop may take the place of one of its inputs: the input is read later, or no stack is as
-    large.
+    """Whether no stack of a loop may take the place of one of its inputs: the input is read later, it is a part of
+    something, such as of a history, or no stack is as large.
     """
     value, op = node.inputs[index], node.op
     assert isinstance(op, Loop)
     later = any(position[reader] > position[node] for reader in graph.readers[value])
     sizes = {y.type.nbytes for y in node.outputs[op.carries : len(op.results)]}
-    return value.kind.is_stored or later or value in graph.returned or value.type.nbytes not in sizes
+    kept = value.kind.is_stored or later or value in graph.returned or _is_part(graph, value)
+    return kept or value.type.nbytes not in sizes
+
+
+def _is_part(graph: Graph, value: Value) -> bool:
+    """Whether a value is a view of some bytes of a larger one."""
+    node = graph.producer.get(value)
+    if node is None or not node.op.is_view:
+        return False
+    return node.inputs[0].type.nbytes > value.type.nbytes or _is_part(graph, node.inputs[0])
 
 
 def _added(op: Loop) -> dict[int, Value]:

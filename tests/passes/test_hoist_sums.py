@@ -62,13 +62,15 @@ def test_layers_learn_as_when_they_are_written_out(kind: str, target: str, seed:
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_the_gradient_of_a_weight_is_one_product() -> None:
-    graph = fp.trace(lambda x: nn.lstm(x, 8, name="layer")[0], fp.spec((3, 5, 4)))
+@pytest.mark.parametrize(("kind", "states"), [("rnn", 1), ("lstm", 2)])
+def test_the_gradient_of_a_weight_is_one_product(kind: str, states: int) -> None:
+    """Of the weight and both biases; the factors are histories, which results never overwrite, and results."""
+    graph = fp.trace(lambda x: KINDS[kind](x, 8, name="layer")[0], fp.spec((3, 5, 4)))
     _, backward = loops(fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1)).graph)
-    assert backward.op.carries == 2 and not sums_of_products(backward)
+    assert backward.op.carries == states and not sums_of_products(backward)
     without = [each for each in fp.passes.PASSES if each.name != "hoist_sums"]
     _, backward = loops(fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), passes=without).graph)
-    assert backward.op.carries == 5 and sums_of_products(backward) == 1
+    assert backward.op.carries == states + 3 and sums_of_products(backward) == 1
 
 
 @pytest.mark.parametrize("seed", range(pick(2, 4, 20)))
