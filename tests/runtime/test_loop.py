@@ -48,7 +48,7 @@ def losses(session: Session, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
 def test_a_step_has_as_many_instructions_whatever_the_number_of_steps(target: str) -> None:
-    blocks = (1, 2, 5)  # of rows, as products over all steps sum them up: the scratch memory of these depends on no more
+    blocks = (1, 2, 5)  # of rows: the scratch memory of products over all steps depends on how many rows are one block
     few, some, many = (compiled(512 // ITEMS * count, target) for count in blocks)
     assert len(few.plan.steps) == len(many.plan.steps) < 40
     each = (some.arena_bytes - few.arena_bytes) / (512 // ITEMS)  # the slice of x and two of the size of a carry
