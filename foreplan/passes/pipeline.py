@@ -30,6 +30,7 @@ from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
+from foreplan.passes.hoist_sums import hoist_sums
 from foreplan.passes.loops import trim_loops, write_out_loops
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.master_weights import master_weights
@@ -231,6 +232,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
     Pass("expand_gradients", Stage.FORWARD, lambda g, s: expand_gradients(g)),
     Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
+    _plain(hoist_sums, Stage.FORWARD, _infers),
     _plain(trim_loops, Stage.FORWARD, _infers),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
@@ -261,6 +263,7 @@ PASSES: tuple[Pass, ...] = (
         ensures=("backward",),
     ),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
+    _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),
     Pass("mean_loss", Stage.TRAINING, _mean_loss, lambda s: s.accumulation is not None),
     *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),

@@ -110,16 +110,16 @@ def panels(count: int, rows: int, columns: int, depth: int, packed: float, added
     return int(count * (sums + moved)) // current_threads() + CALL
 
 
-def vectors(rows: int, columns: int, depth: int, block: Block | None) -> int:
+def vectors(rows: int, columns: int, depth: int, block: Block | int) -> int:
     """A product by `vectors`, on one thread.
 
     Args:
-        block: results that are computed together; None: matrices lie along the sum.
+        block: results that are computed together across the sum; or how many rows along it.
     """
-    if block is not None:
+    if isinstance(block, Block):
         rows, columns = align_up(rows, block.rows), align_up(columns, block.columns)
     else:
-        rows, columns, depth = align_up(rows, 4), align_up(columns, 4), align_up(depth, 16) + 40
+        rows, columns, depth = align_up(rows, block), align_up(columns, 16 // block), align_up(depth, 16) + 40
     return int(2 * rows * columns * depth / rates().vectors) + NEAR
 
 

@@ -46,8 +46,9 @@ class Vectors:
             raise Refused(f"{a.type} and {b.type} with the strides {a.strides} and {b.strides}")
         self.a_steps, self.b_step = a.strides, b.strides[0] if across else b.strides[1]
         block = block_for(self.rows, self.columns)
-        self.product = Product(not across, block, self.made.then)
-        self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, block if across else None)
+        high = min(SIDE, 1 << (self.rows - 1).bit_length())
+        self.product = Product(0 if across else high, block, self.made.then)
+        self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, block if across else high)
         self.nanoseconds += prices.mapped(self.made.beside)
 
     def bind(self, addresses: Mapping[int, int]) -> Run:
@@ -63,5 +64,6 @@ class Vectors:
             "depth": self.depth,
         }
         table = [*(numbers[name] for name in ENTRIES), *entries_of(self.made, addresses)]
-        extent, each = (self.rows, SIDE) if self.product.along else (self.columns, self.product.block.columns)
+        high = self.product.along
+        extent, each = (self.rows, high) if high else (self.columns, self.product.block.columns)
         return partial(compiled_product(self.product), 0, -(-extent // each), np.array(table, np.int64).tobytes())

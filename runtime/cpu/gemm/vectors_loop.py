@@ -1,8 +1,9 @@
 """Small products of float32 matrices by vector instructions, without packing, as machine code.
 
 Where rows of b lie side by side across the sum, the sums of a block of results are kept in registers, and each step
-adds the product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, each of 4 x 4
-results has a register of its own for sixteen steps at a time, whose lanes are added up at the end.
+adds the product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, each of sixteen
+results has a register of its own for sixteen steps at a time, whose lanes are added up at the end. They are 4 x 4
+results; or, if a has fewer rows, 2 x 8 or 1 x 16: then no row is computed twice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Writer
 from foreplan.runtime.cpu.gemm.registers import Block
 
-SIDE = 4  # rows and columns of one, along it
+RESULTS, SIDE = 16, 4  # of a block along the sum, and its rows at most
 # Numbers of the table, in order; `b_other` is the way from a step of b to the next across the sum, and from a column to
 # the next along it. Operands of what is made follow.
 ENTRIES = ("a", "a_row", "a_step", "b", "b_other", "rows", "columns", "depth")
@@ -30,12 +31,13 @@ class Product:
     """The form of a product that a loop is made for.
 
     Attributes:
-        along: whether rows of a and columns of b lie along the sum; else rows of b lie across it.
+        along: if rows of a and columns of b lie along the sum, the rows of a block of results, 1, 2 or 4; 0 if rows of
+            b lie across it.
         block: results that are computed together, across the sum.
         then: the epilogue of each result.
     """
 
-    along: bool
+    along: int
     block: Block
     then: Then
 
@@ -141,15 +143,19 @@ class _Across(_Product):
 class _Along(_Product):
     """Writes the loop for rows of a and columns of b that lie along the sum."""
 
+    def __init__(self, product: Product) -> None:
+        super().__init__(product)
+        self.high, self.wide = product.along, RESULTS // product.along
+
     def write(self) -> None:
-        b, t = self.b, self.table_of
+        b, t, wide = self.b, self.table_of, self.number(self.wide)
         with self.counted(self.start, self.stop, 1) as block:
-            row = b.mul(block, self.number(SIDE))
-            a = self.rows_from("a", "a_row", row, "rows", SIDE)
-            blocks = b.sdiv(b.add(t["columns"], self.number(SIDE - 1)), self.number(SIDE))
+            row = b.mul(block, self.number(self.high))
+            a = self.rows_from("a", "a_row", row, "rows", self.high)
+            blocks = b.sdiv(b.add(t["columns"], self.number(self.wide - 1)), wide)
             with self.counted(self.number(0), blocks, 1) as number:
-                column = b.mul(number, self.number(SIDE))
-                columns = self.rows_from("b", "b_other", column, "columns", SIDE)
+                column = b.mul(number, wide)
+                columns = self.rows_from("b", "b_other", column, "columns", self.wide)
 
                 def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
                     some, offset = self.some(b.sub(t["depth"], step)), b.mul(step, self.number(4))
@@ -159,11 +165,11 @@ class _Along(_Product):
                     pairs = [(x, y) for x in lines[0] for y in lines[1]]
                     return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
 
-                total = self.totals(self.summed(t["depth"], WIDTH, SIDE * SIDE, add))
+                total = self.totals(self.summed(t["depth"], WIDTH, RESULTS, add))
                 left = b.sub(t["columns"], column)
-                there = self.some(b.select(b.icmp_signed("<", left, self.number(SIDE)), left, self.number(SIDE)))
-                for i in range(SIDE):
-                    x = shuffled(b, (total, total), [(SIDE * i + lane) % WIDTH for lane in range(WIDTH)])
+                there = self.some(b.select(b.icmp_signed("<", left, wide), left, wide))
+                for i in range(self.high):
+                    x = shuffled(b, (total, total), [(self.wide * i + lane) % WIDTH for lane in range(WIDTH)])
                     self.make(b.add(row, self.number(i)), column, [(x, there)])
         b.ret_void()
 

@@ -1,0 +1,170 @@
+"""Sums that a loop adds up step by step → one sum over all steps, behind the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
+from foreplan.ops.expr import Arg
+from foreplan.ops.join import Concat
+from foreplan.ops.loop import Loop
+from foreplan.ops.map import Map, elementwise
+from foreplan.ops.matmul import MatMul, matmul
+from foreplan.ops.reduce import Reduce, reduce
+from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
+from foreplan.passes.rewrite import rewrite
+
+Make = Callable[[], Value]  # adds the nodes that compute a value behind the loop
+
+
+def hoist_sums(graph: Graph) -> Graph:
+    """The graph with carries that loops only add to computed behind them, from what all steps give or read.
+
+    The gradients of what every step reads are such sums. That of a weight is a product in each step, whose depth is the
+    batch; behind the loop it is one product, whose depth is the batch times the steps. That of a bias is one reduction.
+
+    Only where it costs no memory: the factors of all steps lie in stacks and histories in any case, and no result of
+    the loop may take their place. `trim_loops` then takes the carries out of the loops.
+
+    Ensures: the same results, up to the order of summation.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if not isinstance(node.op, Loop) or not (added := _added(node.op)):
+            return None
+        outputs = list(node.outputs)
+        lasting = [_lasts(graph, position, node, i) for i in range(len(inputs))]
+        stacks = _stacks(b, node.op, inputs, outputs, lasting)
+        totals = {i: make for i, more in added.items() if (make := _total(b, node.op.graph, stacks, more)) is not None}
+        if not totals:
+            return None
+        outputs[:] = found = b.node(node.op, *inputs, name=node.name)
+        b.scope = f"{node.name}/"
+        summed = {i: make() for i, make in totals.items()}
+        for i, total in summed.items():
+            if not _is_zero(graph, node.inputs[i]):
+                summed[i] = elementwise(b, lambda x, y: x + y, inputs[i], total, name="sum")
+        return [summed.get(i, value) for i, value in enumerate(found)]
+
+    return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+
+
+def _lasts(graph: Graph, position: dict[Node, int], node: Node, index: int) -> bool:
+    """Whether no stack of a loop may take the place of one of its inputs: the input is read later, it is a part of
+    something, such as of a history, or no stack is as large.
+    """
+    value, op = node.inputs[index], node.op
+    assert isinstance(op, Loop)
+    later = any(position[reader] > position[node] for reader in graph.readers[value])
+    sizes = {y.type.nbytes for y in node.outputs[op.carries : len(op.results)]}
+    kept = value.kind.is_stored or later or value in graph.returned or _is_part(graph, value)
+    return kept or value.type.nbytes not in sizes
+
+
+def _is_part(graph: Graph, value: Value) -> bool:
+    """Whether a value is a view of some bytes of a larger one."""
+    node = graph.producer.get(value)
+    if node is None or not node.op.is_view:
+        return False
+    return node.inputs[0].type.nbytes > value.type.nbytes or _is_part(graph, node.inputs[0])
+
+
+def _added(op: Loop) -> dict[int, Value]:
+    """By the number of each carry that a step only adds something to: what it adds."""
+    body, found = op.graph, {}
+    for i, (carry, after) in enumerate(zip(body.inputs[: op.carries], op.results)):
+        node = body.producer.get(after)
+        if node is None or not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),):
+            continue
+        others = [value for value in node.inputs if value is not carry]
+        alone = body.readers[carry] == (node,) and not body.readers[after] and op.results.count(after) == 1
+        same = [value.type for value in node.inputs] == [carry.type] * 2 and not carry.dtype.is_narrow
+        if len(others) == 1 and alone and same and i not in op.histories:
+            found[i] = others[0]
+    return found
+
+
+def _stacks(
+    b: Builder, op: Loop, inputs: Sequence[Value], outputs: Sequence[Value], lasting: Sequence[bool]
+) -> dict[Value, Make]:
+    """By value of the body: the stack [steps, …] of what it is in all steps, if there is one in any case.
+
+    Args:
+        outputs: of the loop, read when a stack is made.
+        lasting: for each input, whether it is there behind the loop.
+    """
+    body, last = op.graph, len(op.results)
+    found: dict[Value, Make] = {}
+    for i in range(op.carries, op.carries + op.slices):
+        if lasting[i]:
+            found[body.inputs[i]] = partial(inputs.__getitem__, i)
+    for i in range(op.carries, last):
+        found.setdefault(op.results[i], partial(outputs.__getitem__, i))
+    for place, i in enumerate(op.histories, last):
+        found.setdefault(body.inputs[i], partial(_history, b, op, outputs, place, False))
+        found.setdefault(op.results[i], partial(_history, b, op, outputs, place, True))
+    for node in reversed(body.nodes):
+        if isinstance(node.op, Concat) and (whole := found.get(node.outputs[0])):
+            start = 0
+            for value in node.inputs:
+                found.setdefault(value, partial(_part, b, whole, node.op.axis + 1, start, value.shape[node.op.axis]))
+                start += value.shape[node.op.axis]
+    for node in body.nodes:
+        if (whole := found.get(node.inputs[0]) if node.op.is_view else None) is not None:
+            if isinstance(node.op, Reshape):
+                found.setdefault(node.outputs[0], partial(_reshaped, b, whole, (op.steps, *node.outputs[0].shape)))
+            elif isinstance(node.op, Slice):
+                found.setdefault(node.outputs[0], partial(_sliced, b, whole, node.op))
+    return found
+
+
+def _history(b: Builder, op: Loop, outputs: Sequence[Value], place: int, after: bool) -> Value:
+    return op.slices_of(b, outputs[place], after=after)
+
+
+def _part(b: Builder, whole: Make, axis: int, start: int, count: int) -> Value:
+    return slice_axis(b, whole(), axis, start, count)
+
+
+def _reshaped(b: Builder, whole: Make, shape: Sequence[int]) -> Value:
+    return reshape(b, whole(), shape)
+
+
+def _sliced(b: Builder, whole: Make, op: Slice) -> Value:
+    stack = whole()
+    return b.apply(Slice((0, *op.starts), (stack.shape[0], *op.shape), (1, *op.steps)), stack)
+
+
+def _total(b: Builder, body: Graph, stacks: dict[Value, Make], value: Value) -> Make | None:
+    """What a value of a body adds up to over all steps; None if it takes more than there are stacks of."""
+    node = body.producer.get(value)
+    if node is not None and isinstance(node.op, Reshape):
+        inner = _total(b, body, stacks, node.inputs[0])
+        return inner and partial(_reshaped, b, inner, value.shape)
+    if node is not None and all(x in stacks for x in node.inputs) and len(value.shape) <= 2:
+        if isinstance(node.op, MatMul) and node.op == MatMul(transpose_a=True) and len(node.inputs) == 2:
+            return partial(_product, b, *(stacks[x] for x in node.inputs))
+        if isinstance(node.op, Reduce) and node.op.how == "sum":
+            return partial(_sum, b, stacks[node.inputs[0]], node.op.axes, value)
+    return partial(_sum, b, stacks[value], (), value) if value in stacks else None
+
+
+def _product(b: Builder, left: Make, right: Make) -> Value:
+    """Σ_t left[t]ᵀ · right[t]: one product, as the steps and the rows of each are one axis."""
+    x, y = (reshape(b, stack, (stack.shape[0] * stack.shape[1], stack.shape[2])) for stack in (left(), right()))
+    return matmul(b, x, y, transpose_a=True)
+
+
+def _sum(b: Builder, stack: Make, axes: Sequence[int], like: Value) -> Value:
+    total = reduce(b, "sum", stack(), (0, *(axis + 1 for axis in axes)))
+    return reshape(b, total, like.shape)
+
+
+def _is_zero(graph: Graph, value: Value) -> bool:
+    """Whether a value is a constant zero, perhaps repeated."""
+    node = graph.producer.get(value)
+    if node is not None and isinstance(node.op, Broadcast):
+        value = node.inputs[0]
+    return value.kind is Kind.CONSTANT and value.init == Fill(0.0)
