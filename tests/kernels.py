@@ -64,7 +64,7 @@ def normal(*shape: int, seed: int = 0, offset: float = 0.0) -> np.ndarray:
 
 def as_images(*arrays: np.ndarray) -> list[Window]:
     """Tensors as they lie best: those of four axes with their channels last."""
-    return [channels_last(type_of(x)) for x in arrays]
+    return [channels_last(type_of(x)) if x.ndim == 4 else Window.dense(type_of(x)) for x in arrays]
 
 
 def dense(*arrays: np.ndarray) -> list[Window]:

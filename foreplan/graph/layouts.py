@@ -9,13 +9,15 @@ from foreplan.graph.types import TensorType, Window
 
 
 def channels_last(type: TensorType) -> Window:
-    """Images [N, C, H, W] with their channels side by side; anything else in C order."""
-    if type.rank != 4:
+    """Images [N, C, …], of one spatial axis or more, with their channels side by side; anything else in C order."""
+    if type.rank < 3:
         return Window.dense(type)
-    _, channels, height, width = type.shape
     item = type.dtype.itemsize
-    row = width * channels * item
-    return Window(type, (height * row, item, row, channels * item))
+    steps, step = [item], type.shape[1] * item
+    for extent in reversed(type.shape[2:]):
+        steps.append(step)
+        step *= extent
+    return Window(type, (step, item, *reversed(steps[1:])))
 
 
 def in_c_order(op: Op, inputs: Windows, outputs: Types) -> list[Window]:

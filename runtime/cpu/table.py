@@ -62,7 +62,16 @@ def _conv_reads(op: Op, index: int, window: Window) -> Window:
     steps = zip(window.shape, window.strides, last.strides)
     in_order = all(extent == 1 or step >= least > 0 for extent, step, least in steps)
     together = window.shape[1] == 1 or window.strides[1] == window.type.dtype.itemsize
-    return window if (in_order and together and window.type.rank == 4) or window == last else last
+    return window if (in_order and together) or window == last else last
+
+
+def _conv_layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """Images of two axes with their channels last. Others as the data lie: of some, oneDNN has kernels in C order
+    alone.
+    """
+    x = inputs[0]
+    in_order = x.type.rank != 4 and x.is_dense and not lie_alike(x, channels_last(x.type))
+    return [Window.dense(type) for type in outputs] if in_order else images(op, inputs, outputs)
 
 
 def _channel_reads(op: Op, index: int, window: Window) -> Window:
@@ -128,9 +137,9 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "reduce": Family({"lanes": reduce.reduce}, in_c_order, elementwise.reads),
     "matmul": Family(_PRODUCT, in_c_order, _as_reference),
     "matmul_map": Family(_MAPPED_PRODUCT, in_c_order, _product_reads),
-    "conv": Family(_CONVOLUTION, images, _conv_reads, True),
-    "conv_map": Family(_CONVOLUTION, images, _conv_reads, True),
-    "conv_data_grad": Family(_DATA_GRADIENT, images, _conv_reads, True),
+    "conv": Family(_CONVOLUTION, _conv_layout, _conv_reads, True),
+    "conv_map": Family(_CONVOLUTION, _conv_layout, _conv_reads, True),
+    "conv_data_grad": Family(_DATA_GRADIENT, _conv_layout, _conv_reads, True),
     "conv_weight_grad": Family(_WEIGHT_GRADIENT, in_c_order, _conv_reads, True),
     "layer_norm": Family({"loops": row_norm.normal}, in_c_order, row_norm.reads),
     "layer_norm_grad": Family({"loops": row_norm.gradient}, in_c_order, row_norm.reads),
@@ -212,8 +221,9 @@ def _liked(op: Op, inputs: Types, outputs: Types, threads: int) -> Windows | Non
     family = FAMILIES.get(op.name)
     if family is None:
         return None
-    for lie in (channels_last, Window.dense) if family.images else (Window.dense,):
-        windows = [lie(type) for type in inputs]
+    dense = [Window.dense(type) for type in inputs]
+    last = [family.reads(op, i, channels_last(type)) for i, type in enumerate(inputs)]
+    for windows in (last, dense) if family.images else (dense,):
         if kernels_for(op, windows, family.layout(op, windows, outputs), threads):
             return windows
     return None

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.frontend import Tensor, nn
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
 from foreplan.runtime.cpu.onednn.library import library
@@ -31,7 +32,25 @@ NETS = {  # and whether their training is looked at: of those that train alike, 
     "vit_b16:batch=2,size=32,layers=1,width=48,heads=4,classes=5": True,
     "gpt2_small:batch=2,seq=16,layers=1,width=32,heads=4,vocabulary=60": True,
     "bert_base:batch=2,seq=16,layers=1,width=32,heads=4,vocabulary=60": True,
+    "images of 1 axis": True,
+    "images of 3 axes": True,
 }
+
+
+def built(name: str) -> fp.Graph:
+    """A model of the zoo; or a small net of convolutions, normalisation and pools on images of some axes."""
+    if not name.startswith("images"):
+        return fp.models.build(name)
+    axes = int(name.split()[2])
+
+    def model(x: Tensor) -> Tensor:
+        for i, channels in enumerate((16, 24)):
+            x = nn.conv(x, channels, kernel=3, stride=1 + i, padding=1, bias=False, name=f"conv{i}")
+            x = nn.relu(nn.batch_norm(x, name=f"norm{i}"))
+            x = nn.max_pool(x, 2) if i else nn.avg_pool(x, 2)
+        return nn.linear(nn.flatten(x), 5, name="head")
+
+    return fp.trace(model, fp.spec((2, 4, *(16,) * axes)), name="images")
 
 
 def watched(patch: pytest.MonkeyPatch) -> set[str]:
@@ -48,10 +67,11 @@ def watched(patch: pytest.MonkeyPatch) -> set[str]:
 
 def told(name: str, training: bool) -> Mapping[str, object]:
     """What a net runs."""
-    graph = fp.models.build(name)
+    graph = built(name)
     options = {}
     if training:
-        graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+        loss = fp.losses.cross_entropy if name.startswith("images") else fp.models.default_loss(name)
+        graph = attach_loss(graph, loss, [next(iter(graph.outputs))])
         options = {"optimizer": fp.optim.SGD(0.01)}
     step = fp.compile(graph, target="cpu:threads=1", **options)
     with pytest.MonkeyPatch.context() as patch:

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from foreplan.graph import DType, Op, TensorType
+from foreplan.lower.fallbacks import IN_FLOAT32
 from foreplan.ops.expr import parse_expr
 from tests.sweep.oracles.expressions import evaluate
 
@@ -182,7 +183,7 @@ def expectation(op: Op, oracle: Oracle, rule: Rule, arrays: Sequence[Array], eng
 
 def of_kernel(op: Op, found: Sequence[Expected], arrays: Sequence[Array], way: str) -> list[Expected]:
     """What the cpu engine's kernel of this name must give, of what the engine must."""
-    wide = widened(arrays)
+    wide, way = widened(arrays), way.removesuffix(IN_FLOAT32)
     strange = not all(np.isfinite(x).all() for x in wide if x.dtype.kind == "f")
     kept = []
     for each in found:

@@ -21,6 +21,7 @@ from foreplan.runtime.cpu.kernel import CpuKernel, LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
 
+IMAGES = (4, 5)  # numbers of axes of images whose masks are in the order of channels last
 PART = 32 * 1024  # elements that are worth a thread
 
 
@@ -87,9 +88,15 @@ def _whole(window: Window) -> _Tensor:
 
 
 def _mask(shape: Shape) -> _Tensor:
-    """A mask's bits: channels last of four axes, else in C order."""
-    order = channels_last(TensorType(BOOL, shape))
-    return _Tensor(BOOL, order.strides, bits=True)
+    """A mask's bits."""
+    return _Tensor(BOOL, mask_order(TensorType(BOOL, shape)).strides, bits=True)
+
+
+def mask_order(type: TensorType) -> Window:
+    """The order of a mask's bits: of images of two or three axes with their channels last; else C order, as of
+    sequences [N, T, D].
+    """
+    return channels_last(type) if type.rank in IMAGES else Window.dense(type)
 
 
 def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
@@ -143,4 +150,4 @@ def pack_reads(op: Op, index: int, window: Window) -> Window:
     order = sorted(range(len(window.shape)), key=lambda axis: -abs(window.strides[axis]))
     axes = merged_axes(window.shape, [window.strides, _mask(window.shape).strides], order)
     rows = [steps[1] for _, steps in axes]
-    return window if bits_kind(rows).kind == BITS or not window.type.size else channels_last(window.type)
+    return window if bits_kind(rows).kind == BITS or not window.type.size else mask_order(window.type)

@@ -29,7 +29,7 @@ class Rows:
 
 
 def image_rows(window: Window) -> Rows:
-    """The positions of images [N, C] or [N, C, H, W], of float32 or bfloat16, as rows of channels.
+    """The positions of images [N, C, …], of float32 or bfloat16, as rows of channels.
 
     Raises:
         Refused: other tensors, or other layouts.
@@ -42,8 +42,8 @@ def image_rows(window: Window) -> Rows:
 
 
 def channel_rows(window: Window) -> Rows | None:
-    """The positions of [N, C] or [N, C, H, W] as rows of channels, if they have this layout."""
-    return rows_along(window, 1) if len(window.shape) in (2, 4) else None
+    """The positions of [N, C, …] as rows of channels, if they have this layout."""
+    return rows_along(window, 1) if len(window.shape) >= 2 else None
 
 
 def rows_along(window: Window, axis: int) -> Rows | None:

@@ -203,7 +203,9 @@ def broadcast(start: Address, window: Window, shape: Shape) -> Tensor:
 
 def mask(start: Address, shape: Shape) -> Tensor:
     """A mask's bits: channels last of four axes, else in C order."""
-    return Tensor(start, BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
+    type = TensorType(BOOL, shape)
+    order = channels_last(type) if type.rank == 4 else Window.dense(type)
+    return Tensor(start, BOOL, order.strides, bits=True)
 
 
 def pairs_alike(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:

@@ -15,6 +15,7 @@ from foreplan.errors import TargetError
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.runtime.cpu.kernel import CpuKernel
+from foreplan.runtime.cpu.kernels.elementwise import IMAGES
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.table import FAMILIES, family_of, kernels_for
 from foreplan.units import align_up
@@ -79,23 +80,27 @@ def kernels(case: Case) -> Iterator[Lying]:
                 yield threads, reads, writes, way, kernel
 
 
-def _in_order(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask in C order as the engine has it: of four axes, in the order of channels last."""
-    if len(shape) != 4:
+def _in_order(bits: np.ndarray, shape: tuple[int, ...], images: tuple[int, ...]) -> np.ndarray:
+    """A mask in C order as an engine has it: of images, in the order of channels last.
+
+    Args:
+        images: numbers of axes of what the engine takes as images.
+    """
+    if len(shape) not in images:
         return bits
     truth = np.unpackbits(bits, bitorder="little").reshape(shape)
-    return np.packbits(truth.transpose(0, 2, 3, 1).reshape(-1), bitorder="little")
+    return np.packbits(np.moveaxis(truth, 1, -1).reshape(-1), bitorder="little")
 
 
-def _with_bits_in_order(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _with_bits_in_order(case: Case, arrays: list[np.ndarray], images: tuple[int, ...] = IMAGES) -> list[np.ndarray]:
     if case.op.name != "masked_map":
         return arrays
-    return [_in_order(arrays[0], case.op.infer(case.types)[0].shape), *arrays[1:]]
+    return [_in_order(arrays[0], case.op.infer(case.types)[0].shape, images), *arrays[1:]]
 
 
-def _put_bits_in_order(case: Case, wanted: Sequence[Expected]) -> None:
+def _put_bits_in_order(case: Case, wanted: Sequence[Expected], images: tuple[int, ...] = IMAGES) -> None:
     if case.op.name == "pack_bits":
-        wanted[0].values = _in_order(wanted[0].values, case.types[0].shape)
+        wanted[0].values = _in_order(wanted[0].values, case.types[0].shape, images)
 
 
 def _layouts(case: Case) -> Iterator[list[Window]]:

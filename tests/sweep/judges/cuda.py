@@ -24,6 +24,8 @@ from tests.sweep.case import Case
 from tests.sweep.judges.cpu import _in_order, _layouts, _put_bits_in_order, _with_bits_in_order
 from tests.sweep.table import ENTRIES, Entry
 
+IMAGES = (4,)  # numbers of axes of images whose masks are in the order of channels last
+
 
 def serves(entry: Entry, name: str) -> bool:
     """Whether the engine has kernels for an op."""
@@ -47,9 +49,9 @@ def compile_kernels(chosen: Iterable[Lying]) -> None:
 def judge(case: Case, chosen: Iterable[Lying]) -> int:
     """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
     arrays = case.arrays()
-    given = list(_with_bits_in_order(case, arrays))
+    given = list(_with_bits_in_order(case, arrays, IMAGES))
     if case.op.name == "masked_batch_norm_grad":
-        given[4] = _in_order(arrays[4], case.types[0].shape)
+        given[4] = _in_order(arrays[4], case.types[0].shape, IMAGES)
     wanted: dict[Rule, list[Expected]] = {}
     count = 0
     for reads, writes, name, kernel in chosen:
@@ -65,7 +67,7 @@ def judge(case: Case, chosen: Iterable[Lying]) -> int:
             rule = replace(rule, rounded=by_cudnn or added_to, flushed=by_cudnn)
         if rule not in wanted:
             wanted[rule] = expectation(case.op, entry.oracle, rule, arrays, "cuda")
-            _put_bits_in_order(case, wanted[rule])
+            _put_bits_in_order(case, wanted[rule], IMAGES)
         for over in (None, *kernel.overwrites):
             behind = _behind(case, kernel, reads) if over is None else ()
             with np.errstate(all="ignore"):
