@@ -55,6 +55,18 @@ def test_one_step_in_onnx_runtime(name, tmp_path):
     assert f"{next(iter(session.parameters))}/velocity/next" in found
 
 
+def test_rows_are_added_to_tables_in_onnx_runtime(tmp_path):
+    """SGD's update of a table whose gradient is rows alone."""
+    session, inputs = trained("dlrm:batch=4,dense=5,tables=3,rows=20,width=8,hidden=16", fp.optim.SGD(0.1))
+    session.to_onnx(tmp_path / "step.onnx", "step")
+    before, found = dict(session.stored), run(tmp_path / "step.onnx", inputs)
+    session.step(inputs)
+    for i in range(3):
+        name = f"emb_l.{i}.weight"
+        assert (session.stored[name] != before[name]).any()
+        assert near(found[f"{name}/next"], session.stored[name], 2e-5)
+
+
 def test_the_update_is_the_formula_of_adamw(tmp_path):
     """Loshchilov and Hutter (2019), algorithm 2, with gradients of a linear model in NumPy."""
     rng = np.random.default_rng(1)

@@ -99,6 +99,46 @@ def test_twenty_steps_have_the_losses_of_pytorch_and_the_weights_come_home(
             np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=2e-4, err_msg=name)
 
 
+class Pairs(nn.Module):
+    """How well the means of two bags of words match; both are read in one table, whose gradient is sparse."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, width, sparse=True), nn.Linear(width, 3)
+
+    def forward(self, one: Any, two: Any) -> Any:
+        """Scores of three classes."""
+        return self.head(self.embed(one).mean(1) * self.embed(two).mean(1))
+
+
+@pytest.mark.parametrize("seed", range(pick(1, 2, 6)))
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+def test_sparse_tables_learn_as_in_pytorch(target: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    batch, *lengths = (int(n) for n in rng.integers(1, 5, 3))
+    words = batch * sum(lengths) + int(rng.integers(1, 20))
+    module = Pairs(words, int(rng.integers(2, 20)))
+    some = rng.integers(0, words, 1 + words // 3)  # so that words occur more than once
+    start = module.embed.weight.detach().numpy().copy()
+    ids = [rng.choice(some, (batch, length)) for length in lengths]
+    graph = fp.from_torch(module, *map(torch.from_numpy, ids))
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.3), target=target)
+    session, names = step.bind(), [slot.name for slot in step.program.inputs if slot.init is None]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+    for _ in range(10):
+        ids, wanted = [rng.choice(some, (batch, length)) for length in lengths], rng.integers(0, 3, batch)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(*map(torch.from_numpy, ids)), torch.from_numpy(wanted))
+        loss.backward()
+        optimizer.step()
+        assert module.embed.weight.grad.is_sparse
+        assert session.step(dict(zip(names, (*ids, wanted)))).loss == pytest.approx(loss.item(), rel=1e-4)
+    after = module.embed.weight.detach().numpy()
+    assert (after != start).any()
+    np.testing.assert_allclose(session.parameters["embed.weight"], after, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", pick(SOME[:2], SOME, tuple(MODULES)))
 def test_what_is_trained_is_what_the_module_trains(name: str) -> None:
     made = example(name)

@@ -7,6 +7,7 @@ adafactor, lamb, muon
             those that need more of a tensor than one element
 schedule    learning rates as functions of the number of updates
 site        the place of one update in a graph
+rows        gradients of tables that are rows alone
 norms       sums of squares
 updater     adds the updates of all parameters
 """

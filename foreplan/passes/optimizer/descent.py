@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foreplan.ops.expr import Expr, call
 from foreplan.passes.optimizer.rule import Elementwise, Exprs
 from foreplan.passes.optimizer.schedule import Schedule
+from foreplan.passes.optimizer.site import Site
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class SGD(Elementwise):
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """One step."""
         return (parameter - rate * (gradient + self.weight_decay * parameter),)
+
+    def add(self, site: Site) -> None:
+        """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, only these
+        rows change, and the whole gradient is never made.
+        """
+        if site.rows and not self.weight_decay:
+            site.add_rows(lambda row, rate: -rate * row, site.rate)
+        else:
+            super().add(site)
 
 
 @dataclass(frozen=True)

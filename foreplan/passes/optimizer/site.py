@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foreplan.graph import Builder, Kind, Value
+from foreplan.graph.types import INT64
 from foreplan.ops.expr import Arg, Const, Expr, cast, clip, infer_dtypes, where
-from foreplan.ops.map import elementwise, elementwise_many
+from foreplan.ops.index import ScatterAdd
+from foreplan.ops.join import concat
+from foreplan.ops.map import convert, elementwise, elementwise_many
+from foreplan.ops.shape import reshape
+from foreplan.passes.optimizer.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Site:
         clip_value: the largest magnitude of an element of a gradient; None: any.
         finite: whether all gradients are finite; else nothing may change. None: they need not be.
         average: of the parameter, if there is one.
+        rows: what `gradient` is the sum of, where it is rows alone and counts as backward gives it; else nothing.
         updates: the new content of stored values: what rules have written.
     """
 
@@ -58,6 +64,7 @@ class Site:
     clip_value: float | None = None
     finite: Value | None = None
     average: Average | None = None
+    rows: tuple[Rows, ...] = ()
     updates: dict[Value, Value] = field(default_factory=dict)
 
     def map(self, fn: Callable[..., Expr], *read: Value, name: str = "") -> Value:
@@ -94,6 +101,22 @@ class Site:
         names = [f"{value.name}/next" for value in targets]
         made = elementwise_many(self.b, exprs, *inputs, name="update", outputs=names)
         self.updates.update(zip(targets, made))
+
+    def add_rows(self, change: Callable[..., Expr], *read: Value) -> None:
+        """Add to rows of the parameter, in place, what follows from the gradient's rows; nothing reads the others.
+
+        Args:
+            change: from the elements of a gradient's rows, and of what is read, to what is added.
+            read: scalars.
+        """
+        b, parameter, places, changes = self.b, self.parameter, list[Value](), list[Value]()
+        for rows in self.rows:
+            changed = self.map(change, rows.values, *read, name="change")
+            places.append(reshape(b, convert(b, rows.indices, INT64), (rows.indices.type.size,)))
+            changes.append(reshape(b, changed, (*places[-1].shape, *parameter.shape[1:])))
+        operands = concat(b, places), concat(b, changes), parameter
+        op, name = ScatterAdd(0, parameter.shape), f"{parameter.name}/next"
+        (self.updates[parameter],) = b.node(op, *operands, name="update", outputs=[name])
 
     def _read(self, values: Sequence[Value]) -> tuple[list[Value], list[Expr]]:
         """The inputs of a map that reads these values, and what each is in it."""

@@ -8,6 +8,7 @@ from foreplan.ops.expr import Arg, Const, Expr, cast, maximum, sqrt, where
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.loss_scale import LossScale, is_finite
 from foreplan.passes.optimizer.norms import sum_of_squares
+from foreplan.passes.optimizer.rows import Rows, rows_of
 from foreplan.passes.optimizer.rule import Optimizer
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Average, Site
@@ -94,9 +95,20 @@ class Updater:
             clip_value=self.optimizer.clip_value,
             finite=ok,
             average=average,
+            rows=self._rows(parameter, gradient),
         )
         rule.add(site)
         self.updates |= site.updates
+
+    def _rows(self, parameter: Value, gradient: Value) -> tuple[Rows, ...]:
+        """The rows that a gradient is, if these alone say how the parameter changes.
+
+        They do not where a norm, a limit or an average needs the whole gradient or the whole parameter. A narrow
+        parameter would be rounded each time that a row is added.
+        """
+        shared = (self.optimizer.clip_norm, self.optimizer.clip_value, self.scale, self.count, self.share)
+        whole = any(each is not None for each in shared) or parameter.dtype.is_narrow
+        return () if whole else rows_of(self.b, gradient)
 
     def _state(self, parameter: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
         return self.b.store(f"{parameter.name}/{name}", type, Kind.STATE, Fill(first))
