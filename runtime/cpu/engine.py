@@ -23,7 +23,7 @@ from foreplan.runtime.cpu.target import target
 from foreplan.runtime.cpu.threads import set_threads, threads_set, with_team
 from foreplan.runtime.engine import Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
-from foreplan.runtime.numpy.engine import NumpyBound, NumpyEngine
+from foreplan.runtime.numpy.engine import NumpyBound, NumpyEngine, limit_threads
 
 
 class CpuBound(NumpyBound):
@@ -88,15 +88,13 @@ class CpuEngine(NumpyEngine):
 
     def use_threads(self, program: Program, threads: int | None) -> None:
         """The threads that the program was planned for; NumPy's kernels use as many."""
-        from threadpoolctl import threadpool_limits
-
         planned = _threads(program)
         if threads is not None and threads != planned:
             raise UsageError(
                 f"the step was planned for {planned} threads and cannot run with {threads}: scratch memory depends on "
                 f"them; compile it for the target cpu:threads={threads}"
             )
-        threadpool_limits(planned)
+        limit_threads(planned)
         set_threads(planned)
 
     def peak(self, program: Program) -> Peak:

@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from foreplan.errors import TargetError
 from foreplan.lower.program import Call, Operand, Program
 from foreplan.ops.loop import Loop
 from foreplan.planner.plan import Plan, Step
@@ -154,6 +155,20 @@ class NumpyBound:
                 watch.after(i, time.perf_counter() - started)
 
 
+def limit_threads(count: int) -> None:
+    """Let NumPy's products use so many threads, in the whole process.
+
+    Raises:
+        TargetError: the system does not say which libraries this process has loaded.
+    """
+    from threadpoolctl import threadpool_limits
+
+    try:
+        threadpool_limits(count)
+    except OSError as error:
+        raise TargetError(f"the threads of NumPy's products cannot be set: {error}") from None
+
+
 class NumpyEngine:
     """Runs programs lowered for the target `numpy`."""
 
@@ -170,9 +185,7 @@ class NumpyEngine:
     def use_threads(self, program: Program, threads: int | None) -> None:
         """Those of the BLAS library, for the whole process."""
         if threads is not None:
-            from threadpoolctl import threadpool_limits
-
-            threadpool_limits(threads)
+            limit_threads(threads)
 
     def peak(self, program: Program) -> Peak:
         """Measured: NumPy's product, and its copy."""

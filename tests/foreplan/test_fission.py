@@ -107,7 +107,7 @@ def test_parts_of_a_split_model_are_checkpointed_by_name() -> None:
     [({"h.*": 2}, ("h.*=2",)), (["a=2", "b..c=3"], ("a=2", "b..c=3")), ((), ()), ({"a=b": 4}, ("a=b=4",))],
 )
 def test_split_is_kept_as_text(split: object, kept: tuple[str, ...]) -> None:
-    options = Options(split=split)  # type: ignore[arg-type]
+    options = Options(target="cpu", split=split)  # type: ignore[arg-type]
     assert options.split == kept
     assert Options.from_json(options.to_json()) == options
 
