@@ -80,7 +80,7 @@ def test_the_command_line_lists_them(tmp_path: Path) -> None:
     [
         (MaxPool((17, 17), (1, 1), ((0, 0), (0, 0)), (1, 1), True), [("float32", (1, 4, 17, 17))]),
         (ScatterAdd(0, (3, 2)), [("int64", (4,)), ("int64", (4, 2))]),
-        (Softmax(1), [("float32", (2, 3, 4))]),
+        (Softmax(0), [("float32", (2, 3, 4))]),
         (AvgPool((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1)), [("float64", (1, 1, 5, 5))]),
         (Random("normal", (8,)), [("uint64", (2,))]),
         (Random("uniform", (8,), DTYPES["float64"]), [("uint64", (2,))]),
