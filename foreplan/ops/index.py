@@ -110,9 +110,8 @@ class AddAt(Op):
         return (-extent, extent - 1) if index == 0 else None
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """One addition an element of the updates. Of a tensor that is added to, in place, their slices alone move."""
-        whole = outputs[0].nbytes if len(inputs) == 2 else inputs[1].nbytes
-        return Cost(inputs[1].size, inputs[0].nbytes + 2 * inputs[1].nbytes + whole)
+        """One addition an element of the updates."""
+        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
 
 
 @register
