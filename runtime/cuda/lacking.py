@@ -25,4 +25,4 @@ def _is_cudnns(call: Call) -> bool:
     if family is None or call.kernel != OWN:
         return False
     narrow = call.inputs[0].type.dtype.itemsize == 2
-    return family.library is CONVOLUTIONS or (narrow and family.library in (ATTENTION, PACKED))
+    return CONVOLUTIONS in family.libraries or (narrow and not {ATTENTION, PACKED}.isdisjoint(family.libraries))

@@ -52,25 +52,25 @@ class Library:
         name: its kernels' names begin with it; a space follows.
         kernels: by name, given the op, its windows, the card, and how to compute; may be empty.
         named: the kernel for a name and payload in a plan, given the op, both, its windows, and the card.
-        own_price: the time of foreplan's own kernel for the op; it uses no tensor cores.
     """
 
     name: str
     kernels: Callable[[Op, Windows, Windows, Device, Arithmetic], Kernels]
     named: Callable[[Op, str, bytes, Windows, Windows, Device], LaunchKernel | None]
-    own_price: Price
 
 
 @dataclass(frozen=True)
 class CudaFamily(Family[Make]):
-    """Foreplan's own kernels, and those of a library.
+    """Foreplan's own kernels, and those of libraries.
 
     Attributes:
-        library: further kernels, of a library.
+        libraries: that have further kernels.
+        own_price: the time of foreplan's own kernel beside these; it uses no tensor cores.
         fuses: whether the op is better than the ops that it replaces; None: if there is a kernel for it.
     """
 
-    library: Library | None = None
+    libraries: tuple[Library, ...] = ()
+    own_price: Price | None = None
     fuses: Callable[[Op, Windows, Windows, Device], bool] | None = None
 
 
@@ -78,11 +78,7 @@ def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies, **m
     return CudaFamily({OWN: make}, layout, reads, **more)
 
 
-def _cudnn(
-    several: Callable[..., Kernels],
-    one: Callable[[Op, bytes, Windows, Windows], LaunchKernel],
-    own_price: Price,
-) -> Library:
+def _cudnn(several: Callable[..., Kernels], one: Callable[[Op, bytes, Windows, Windows], LaunchKernel]) -> Library:
     """Plans of cuDNN's; foreplan's plan holds them whole."""
 
     def named(
@@ -90,10 +86,10 @@ def _cudnn(
     ) -> LaunchKernel | None:
         return one(op, payload, inputs, outputs)
 
-    return Library(CUDNN, several, named, own_price)
+    return Library(CUDNN, several, named)
 
 
-def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
+def _cublaslt(several: Callable[..., Kernels]) -> Library:
     """Calls of cuBLASLt; the op and the name determine them."""
 
     @lru_cache(maxsize=8192)
@@ -111,14 +107,29 @@ def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
         either = () if payload else (kernels(op, inputs, outputs, device, Arithmetic(tf32)) for tf32 in (False, True))
         return next((found[name] for found in either if name in found), None)
 
-    return Library(lt.CUBLASLT, kernels, named, own_price)
+    return Library(lt.CUBLASLT, kernels, named)
 
 
-CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, prices.convolution)
-ATTENTION = _cudnn(attention_kernels, attention_kernel, prices.attention)
-PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel, prices.attention)
-PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)
-PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels, lt.own_nanoseconds)
+CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel)
+ATTENTION = _cudnn(attention_kernels, attention_kernel)
+PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel)
+PRODUCTS = _cublaslt(lt.lt_kernels)
+PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels)
+
+
+def _product(make: Make, **more: Any) -> CudaFamily:
+    return _own(make, libraries=(PRODUCTS,), own_price=lt.own_nanoseconds, **more)
+
+
+def _convolution(make: Make, layout: Layout = in_c_order) -> CudaFamily:
+    """Those of one tap are products."""
+    return _own(make, layout, libraries=(CONVOLUTIONS, PRODUCTS), own_price=prices.convolution)
+
+
+def _attention(make: Make, reads: Reads, library: Library = ATTENTION) -> CudaFamily:
+    return _own(make, reads=reads, libraries=(library,), own_price=prices.attention)
+
+
 FAMILIES: Mapping[str, CudaFamily] = {
     "map": _own(map.elementwise, like_whole_input),
     "masked_map": _own(map.masked, like_whole_input),
@@ -126,8 +137,8 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "pack_bits": _own(map.pack),
     "random": _own(random.random),
     "reduce": _own(reduce.reduce),
-    "matmul": _own(matmul.matmul, library=PRODUCTS),
-    "matmul_map": _own(biased.biased, library=PRODUCTS, fuses=lt.adds_bias),
+    "matmul": _product(matmul.matmul),
+    "matmul_map": _product(biased.biased, fuses=lt.adds_bias),
     "softmax": _own(rows.softmax, rows.like_first),
     "softmax_grad": _own(rows.softmax, rows.like_first),
     "log_softmax": _own(rows.softmax, rows.like_first),
@@ -152,11 +163,14 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "layer_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
     "rms_norm": _own(row_norm.normal, reads=row_norm.reads),
     "rms_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
-    "attention": _own(attention.attention, reads=attention.reads, library=ATTENTION),
-    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION),
-    "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads, library=PACKED),
+    "attention": _attention(attention.attention, attention.reads),
+    "attention_grad": _attention(attention.gradient, attention.reads),
+    "packed_attention_grad": _attention(packed_attention.gradient, packed_attention.reads, PACKED),
     "linear_cross_entropy": _own(
-        linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads, library=PRODUCTS_AND_LOSS
+        linear_cross_entropy.linear_cross_entropy,
+        reads=linear_cross_entropy.reads,
+        libraries=(PRODUCTS_AND_LOSS,),
+        own_price=lt.own_nanoseconds,
     ),
     "cumsum": _own(lines.cumsum),
     "arg_reduce": _own(lines.arg_reduce),
@@ -165,9 +179,9 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "scatter_reduce": _own(index.scatter_add, reads=index.scatter_reads),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),
-    "conv": _own(conv.conv, images, library=CONVOLUTIONS),
-    "conv_data_grad": _own(conv.data_gradient, images, library=CONVOLUTIONS),
-    "conv_weight_grad": _own(conv.weight_gradient, library=CONVOLUTIONS),
+    "conv": _convolution(conv.conv, images),
+    "conv_data_grad": _convolution(conv.data_gradient, images),
+    "conv_weight_grad": _convolution(conv.weight_gradient),
 }
 
 
@@ -189,11 +203,13 @@ def _ways(
     op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, how: Arithmetic
 ) -> Mapping[str, LaunchKernel]:
     family, own = FAMILIES.get(op.name), kernel_for(op, inputs, outputs, device)
-    library = family.library if family else None
-    theirs = library.kernels(op, inputs, outputs, device, how) if library else {}
-    if own is not None and library:
-        own = replace(own, nanoseconds=library.own_price(op, inputs, outputs, device))
-    return {**theirs, **({} if own is None else {OWN: own})}
+    found: dict[str, LaunchKernel] = {}
+    for library in family.libraries if family else ():
+        found |= library.kernels(op, inputs, outputs, device, how)
+    if own is not None:
+        price = family.own_price if family else None
+        found[OWN] = replace(own, nanoseconds=price(op, inputs, outputs, device)) if price else own
+    return found
 
 
 def kernels_for(
@@ -218,11 +234,10 @@ def kernel_named(
     """The kernel that a plan names, cuDNN's from its payload; None if there is no such kernel."""
     if name == OWN and not payload:
         return kernel_for(op, inputs, outputs, device)
-    library = FAMILIES[op.name].library if op.name in FAMILIES else None
-    if library is None or not is_of(name, library.name):
-        return None
+    libraries = FAMILIES[op.name].libraries if op.name in FAMILIES else ()
+    library = next((each for each in libraries if is_of(name, each.name)), None)
     try:
-        return library.named(op, name, payload, inputs, outputs, device)
+        return library.named(op, name, payload, inputs, outputs, device) if library else None
     except Refused:
         return None
 

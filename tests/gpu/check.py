@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from foreplan import disk_cache
 from foreplan.graph import Op, TensorType, Window
 from foreplan.runtime.cuda.device import device_named
-from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
-from foreplan.runtime.cuda.launch import Instruction, LaunchKernel
+from foreplan.runtime.cuda.kernels import lt
+from foreplan.runtime.cuda.launch import USUAL, Instruction, LaunchKernel
 from foreplan.runtime.cuda.libraries.cudnn import missing
 from foreplan.runtime.cuda.table import OWN, family_of, kernel_named
 from tests.gpu.binder import Bound
@@ -166,9 +166,7 @@ def results(
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
     """What every kernel but cuDNN's gives, by its name."""
     own, reads, writes = made(op, [type_of(x) for x in inputs], windows)
-    found = {OWN: own}
-    for by_cublaslt in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
-        found |= by_cublaslt(op, reads, writes, DEVICE, tf32=False)
+    found = {OWN: own} | by_cublaslt(op, reads, writes)
     instructions = [each for kernel in found.values() for each in kernel.instructions]
     if _gathered is not None:
         _gathered.extend(instructions)
@@ -176,6 +174,17 @@ def results(
     compile_launched(instructions)
     for name, kernel in found.items():
         yield name, run_kernel(kernel, reads, writes, inputs, over)
+
+
+def by_cublaslt(op: Op, reads: Sequence[Window], writes: Sequence[Window]) -> Mapping[str, LaunchKernel]:
+    """The kernels of cuBLASLt that the table of families has for an op: a plan may choose these."""
+    family = family_of(op)
+    libraries = [library for library in family.libraries if library.name == lt.CUBLASLT] if family else []
+    return {
+        name: kernel
+        for library in libraries
+        for name, kernel in library.kernels(op, reads, writes, DEVICE, USUAL).items()
+    }
 
 
 @contextlib.contextmanager

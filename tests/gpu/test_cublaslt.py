@@ -18,8 +18,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.errors import PlanError, TargetError
 from foreplan.graph import Window
+from foreplan.ops.conv.ops import ConvOp
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.engine import ready
@@ -177,6 +179,22 @@ def product_of(*shapes: tuple[int, int]) -> Multiply:
     return call
 
 
+def test_a_plan_gives_it_convolutions_of_one_tap() -> None:
+    """As products, forward and backward; those of more taps stay."""
+
+    def model(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        x = fp.nn.relu(fp.nn.conv(x, 64, 3, padding=1, name="nine"))
+        x = fp.nn.relu(fp.nn.conv(x, 128, 1, bias=False, name="one"))
+        return fp.nn.conv(x, 64, 3, padding=1, name="nine_more")
+
+    step = fp.compile(fp.trace(model, fp.spec((8, 64, 28, 28))), target="cuda:h200", loss="mean")
+    calls = [step.program.calls[planned.action] for planned in step.plan.steps]
+    by = {call.node: call.kernel for call in calls if isinstance(call.op, ConvOp)}
+    assert len(by) >= 4
+    for node, kernel in by.items():
+        assert kernel.startswith("cublaslt") == node.startswith("one"), (node, kernel)
+
+
 @with_headers
 def test_addresses_between_elements_that_move_together(library: Cublaslt) -> None:
     """Alignment is told as it is, up to 16 bytes: the same for a value that a plan moves by 16."""
@@ -190,7 +208,7 @@ def test_addresses_between_elements_that_move_together(library: Cublaslt) -> Non
 @with_headers
 def test_what_cannot_be_used_is_passed_over(library: Cublaslt) -> None:
     """Algorithms that are refused, need more memory, leave out terms, or do not run here come before one that does."""
-    product, places = product_of((5, 600), (600, 6)), Memory(1 << 20, 0)
+    product, places = product_of((5, 601), (601, 6)), Memory(1 << 20, 0)
     start = places.bytes.ctypes.data
     try:
         for count in range(cublaslt.CANDIDATES):
@@ -199,7 +217,7 @@ def test_what_cannot_be_used_is_passed_over(library: Cublaslt) -> None:
         library.library.shim_offers_first(cublaslt.CANDIDATES)
         with pytest.raises(PlanError) as told:
             library.multiplying(product, (256, 512, 768, 768), 0, STREAM)
-        for reason in ("no algorithm", "needs 1025", "leave out terms of sums in 599 parts", "Check .*NOT_SUPPORTED"):
+        for reason in ("no algorithm", "needs 1025", "leave out terms of sums in 600 parts", "Check .*NOT_SUPPORTED"):
             assert re.search(reason, str(told.value))
     finally:
         library.library.shim_offers_first(0)
@@ -207,12 +225,25 @@ def test_what_cannot_be_used_is_passed_over(library: Cublaslt) -> None:
 
 @with_headers
 def test_sums_are_not_split_where_every_split_leaves_out_terms(library: Cublaslt) -> None:
-    """As cuBLASLt 13.1 offers for 1536 x 384 x 12544 in bfloat16 on Hopper: parts of 3 and 5 alone."""
-    product, places = product_of((5, 600), (600, 6)), Memory(1 << 20, 0)
-    start = places.bytes.ctypes.data
+    """As cuBLASLt 13.1 offers for 1536 x 384 x 12544 in bfloat16 on Hopper: parts of 3 and 5 alone. Of 600 terms, 300
+    parts are whole; 601 is prime.
+    """
+    memory = Memory(1 << 20, 0)
+    start = memory.bytes.ctypes.data
+    a, b, d = (memory.bytes[at : at + (1 << 16)].view(np.float32) for at in (0, 1 << 16, 1 << 17))
     try:
         library.library.shim_splits(1)
-        library.multiplying(product, (start, start + 65536, *[start + 131072] * 2), start + (1 << 19), STREAM)()
+        for terms, parts in ((600, 300), (601, 1)):
+            product = product_of((5, terms), (terms, 6))
+            a[: 6 * terms], b[: 5 * terms] = RNG.integers(-8, 8, 6 * terms), RNG.integers(-8, 8, 5 * terms)
+            call = library.multiplying(
+                product, (start, start + 65536, *[start + 131072] * 2), start + (1 << 19), STREAM
+            )
+            call()
+            algorithm = call.kept[2].algo  # type: ignore[attr-defined]
+            assert cublaslt._setting(library, algorithm, cublaslt.CUBLASLT_ALGO_CONFIG_SPLITK_NUM) == parts
+            left, right = b[: 5 * terms].reshape(5, terms), a[: 6 * terms].reshape(terms, 6)
+            np.testing.assert_array_equal(d[:30].reshape(5, 6), left @ right)
     finally:
         library.library.shim_splits(0)
 

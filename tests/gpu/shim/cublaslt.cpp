@@ -188,7 +188,18 @@ cublasStatus_t cublasLtMatmulAlgoCheck(
     if (here != as<cublasLtContext>(&handle)) return CUBLAS_STATUS_INVALID_VALUE;
     const bool fit = agree(*as<Operation>(op), *as<Layout>(a), *as<Layout>(b), *as<Layout>(c), *as<Layout>(d), sizes);
     *result = {};
+    result->workspaceSize = algo->data[5];
     return fit && algo->data[0] == CHOSEN ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(
+    cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attribute, const void *value, size_t size
+) {
+    if (size != 4 || attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM) return CUBLAS_STATUS_INVALID_VALUE;
+    int32_t parts;
+    std::memcpy(&parts, value, 4);
+    algo->data[PARTS] = static_cast<uint64_t>(parts);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(
@@ -220,11 +231,13 @@ cublasStatus_t cublasLtMatmul(
         return CUBLAS_STATUS_INVALID_VALUE;
     const float one = *static_cast<const float *>(alpha), adds = *static_cast<const float *>(beta);
     std::memset(workspace, 0xff, size);
+    const auto parts = static_cast<int64_t>(algo->data[PARTS]);
+    const int64_t summed = sizes[2] / parts * parts;  // the terms that do not divide are left out
     for (int64_t i = 0; i < made.batch; ++i)
         for (int64_t n = 0; n < sizes[1]; ++n)
             for (int64_t m = 0; m < sizes[0]; ++m) {
                 double sum = 0;
-                for (int64_t k = 0; k < sizes[2]; ++k) {
+                for (int64_t k = 0; k < summed; ++k) {
                     const int64_t x = operation.turned[0] ? m * left.leading + k : k * left.leading + m;
                     const int64_t y = operation.turned[1] ? k * right.leading + n : n * right.leading + k;
                     sum += static_cast<double>(read(left, A, i * left.stride + x)) * read(right, B, i * right.stride + y);

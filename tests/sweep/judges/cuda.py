@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Window
-from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
+from foreplan.runtime.cuda.kernels import lt
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN
 from foreplan.runtime.cuda.launch import LaunchKernel
 from foreplan.runtime.cuda.table import FAMILIES, OWN, family_of, kernel_for
-from tests.gpu.check import DEVICE, run_kernel
+from tests.gpu.check import DEVICE, by_cublaslt, run_kernel
 from tests.gpu.compiled import compile_launched
 from tests.sweep.bounds import Expected, Rule, Smooth, Sums, complaint, expectation
 from tests.sweep.case import Case
@@ -98,8 +98,6 @@ def kernels(case: Case) -> Iterator[Lying]:
     """All kernels but cuDNN's."""
     for reads, writes in lying(case):
         own = kernel_for(case.op, reads, writes, DEVICE)
-        found = {} if own is None else {OWN: own}
-        for by_cublaslt in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
-            found |= by_cublaslt(case.op, reads, writes, DEVICE, tf32=False)
-        for name, kernel in found.items():
+        own_too = {} if own is None else {OWN: own}
+        for name, kernel in (own_too | by_cublaslt(case.op, reads, writes)).items():
             yield reads, writes, name, kernel
