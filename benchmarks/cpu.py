@@ -1,14 +1,20 @@
-"""The CPU engine beside PyTorch and ONNX Runtime: time and memory of a step, in one run, taken in turns.
+"""The CPU engine beside PyTorch and ONNX Runtime: time and memory of a step of each net of `nets.py`, taken in turns.
 
-    python benchmarks/cpu.py [--peer PYTHON] [--threads N] [--rounds N] [--only NAME] [--forms eager,compile]
+    python benchmarks/cpu.py [--only TEXT] [--instructions own|AVX-512|AVX2] [--threads N] [--rounds N] [--forms F,F]
 
-`--peer` is a Python in which PyTorch (and for inference ONNX Runtime and onnx) is installed; without it only ours is
-measured. `--forms` are PyTorch's: eager, channels_last (images alone), compile and compile_channels_last. The latter
-two are torch.compile of the whole step and need a C++ compiler, g++ by name or in CXX; what a form cannot do is said,
-and the others go on. Each contender is a process of its own; they step in turns, so that what else the machine does
-meets all of them alike. Steps are timed, and memory is watched, once everything is compiled; how long that takes is
-told. Only the ratios count: on shared cores the processor time of one thread is the steadiest. Writes cpu.json beside
-this file, and a table into docs/cpu.md; with `--precision bf16`, which adds our own step so computed, neither.
+It needs PyTorch, torchvision, transformers, and for inference onnxruntime. `--forms` are PyTorch's: eager,
+channels_last (images alone), compile and compile_channels_last. The latter two are torch.compile of the whole step and
+need a C++ compiler, g++ by name or in CXX. `--instructions` holds foreplan, oneDNN, PyTorch and MKL to an older set;
+ONNX Runtime knows no such limit.
+
+Each contender is a process of its own; they step in turns, so that what else the machine does meets all of them alike.
+Only the ratios count: on shared cores the processor time of one thread is the steadiest. Before its time counts, a
+contender must do the same work as the others: its first loss must be theirs, its loss must fall, and every trained
+weight must change; in inference the outputs must be as large. What does not is said and left out, as is what a form
+cannot do. Steps are timed, and memory is watched, once everything is compiled; how long that takes is told.
+
+Writes cpu.json beside this file, and a table into docs/cpu.md; with `--precision bf16`, which adds our own step so
+computed, neither.
 """
 
 from __future__ import annotations
@@ -16,15 +22,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
-import resource
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,111 +38,59 @@ from pages import put
 
 FOLDER = Path(__file__).resolve().parent
 HEAD = (
-    "| step | threads | ms of processor | MiB resident | best peer | ms | MiB | ratio |",
-    "|---|---|---|---|---|---|---|---|",
+    "| step | instructions | ms of processor | MiB resident | best peer | ms | MiB | time | goal | memory |",
+    "|---|---|---|---|---|---|---|---|---|---|",
 )
 FORMS = "eager,channels_last,compile,compile_channels_last"
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is run: a model of the zoo.
-
-    Attributes:
-        goal: of the ratio of times, ours to the best peer's.
-        budget: of ours, if any.
-    """
-
-    model: str
-    train: bool
-    goal: float
-    budget: str | None = None
-
-
-CASES = {
-    "resnet50 training, batch 8": Case("resnet50:batch=8", True, 0.75),
-    "resnet50 training, batch 8, in 460 MiB": Case("resnet50:batch=8", True, 0.8, "460MiB"),
-    "conv_chain training, 256": Case("conv_chain:size=256", True, 0.8),
-    "gpt2 training, 4 layers, 2 x 256": Case("gpt2_small:layers=4,batch=2,seq=256", True, 0.65),
-    "mlp training, batch 256": Case("mlp:batch=256", True, 0.6),
-    "mlp training, width 64, batch 16": Case("mlp:width=64,batch=16", True, 0.2),
-    "resnet50 inference, batch 1": Case("resnet50:batch=1", False, 1.0),
-    "resnet50 inference, batch 8": Case("resnet50:batch=8", False, 1.0),
-}
+SETS = {
+    "own": {},
+    "AVX-512": {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}  # fmt: skip
 SHORT = 0.05  # seconds: shorter steps are run several times a turn
-PAUSE = 0.5  # seconds before a turn: threads of the last one may spin for a while
+PAUSE = 0.3  # seconds before a turn: threads of the last one may spin for a while
+ENOUGH = 12  # training steps, after which the loss must have fallen
+SAME = 2e-3  # of a loss, between contenders
 
 
-def ours(model: str, train: bool, target: str, budget: str | None, precision: str) -> Callable[[], object]:
-    import foreplan as fp
-    from foreplan.frontend.losses import attach_loss
-    from foreplan.runtime.inputs import made_up
+def worker(contender: str, name: str, folder: str, threads: int) -> None:
+    """Steps when told to on standard input, and says how long each took; in the end, whether it trained."""
+    from contenders import running
 
-    graph = fp.models.build(model)
-    if train:
-        graph = attach_loss(graph, fp.models.default_loss(model), [next(iter(graph.outputs))])
-    optimizer = fp.optim.Nesterov(1e-4, momentum=0.9) if train else None
-    session = fp.compile(graph, optimizer=optimizer, target=target, budget=budget, precision=precision).bind()
-    data = made_up(session.program)
-    return lambda: session.step(data)
-
-
-def onnxruntime(model: str, threads: int) -> Callable[[], object]:
-    import io
-
-    import numpy as np
-    import onnxruntime as ort
-    import torch
-    from torch_models import build
-
-    network, (x, _) = build(model)
-    file = io.BytesIO()
-    torch.onnx.export(network.eval(), (x,), file, dynamo=False, input_names=["x"])
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ort.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
-    array = np.asarray(x)
-    return lambda: session.run(None, {"x": array})
-
-
-def stepper(contender: str, case: Case, threads: int) -> Callable[[], object]:
-    """A contender's step."""
-    who, _, precision = contender.partition(" ")
-    if who == "foreplan":
-        return ours(case.model, case.train, f"cpu:threads={threads}", case.budget, precision or "float32")
-    if contender == "onnxruntime":
-        return onnxruntime(case.model, threads)
-    import torch
-    from torch_models import stepper
-
-    torch.set_num_threads(threads)
-    return stepper(case.model, contender, case.train)
-
-
-def worker(contender: str, case: Case, threads: int) -> None:
-    """Steps when told to on standard input, and says how long each took."""
     started = time.perf_counter()
     try:
-        step = stepper(contender, case, threads)
-        step()
-        step()  # what is compiled for later steps than the first
+        run = running(contender, name, Path(folder), threads)
+        before = run.sums()
+        first = run.number(run.step())
+        run.step()  # what is compiled for later steps than the first
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         print(json.dumps({"failed": f"{type(error).__name__}: {reason}"}), flush=True)
         return
     ready = time.perf_counter() - started
     forget_peak()
-    before = time.perf_counter()
-    step()
-    count = max(1, int(SHORT / (time.perf_counter() - before)))
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"ready": ready, "resident": resident}), flush=True)
-    for _ in sys.stdin:
+    begun = time.perf_counter()
+    run.step()
+    count = max(1, int(SHORT / (time.perf_counter() - begun)))
+    resident = most_memory()
+    print(json.dumps({"ready": ready, "resident": resident, "first": first}), flush=True)
+    steps = 3
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(count):
-            step()
+            run.step()
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
+        steps += count
         print(json.dumps([wall / count, processor / count]), flush=True)
+    for _ in range(ENOUGH - steps if before else 0):
+        run.step()
+    last, after = run.number(run.step()), run.sums()
+    still = [weight for weight, number in before.items() if after[weight] == number]
+    print(json.dumps({"last": last, "still": still}), flush=True)
 
 
 def forget_peak() -> None:
@@ -145,29 +99,37 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def most_memory() -> int:
+    """Bytes that this process had at most since then. (What getrusage tells begins with those of the parent.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/self/status does not say VmHWM: memory is measured on Linux alone")
+
+
 class Contender:
     """A worker's process."""
 
-    def __init__(self, python: str, contender: str, name: str, threads: int) -> None:
-        command = [python, str(FOLDER / "cpu.py"), "--worker", contender, name, str(threads)]
+    def __init__(self, contender: str, name: str, folder: str, threads: int, limits: Mapping[str, str]) -> None:
+        command = [sys.executable, str(FOLDER / "cpu.py"), "--worker", contender, name, folder, str(threads)]
         self.folder = tempfile.TemporaryDirectory()  # torch.compile's own: what it takes is measured, not remembered
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=FOLDER,
-            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": self.folder.name},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=FOLDER,
+            env={**os.environ, **limits, "TORCHINDUCTOR_CACHE_DIR": self.folder.name},
         )  # fmt: skip
         self.times: list[list[float]] = []
 
     def read(self) -> Any:
         assert self.process.stdout
-        return json.loads(self.process.stdout.readline() or '{"failed": "it ended without a word"}')
+        lines = iter(self.process.stdout.readline, "")
+        return json.loads(next((line for line in lines if line[0] in "{["), '{"failed": "it ended without a word"}'))
 
-    def turn(self) -> None:
+    def told(self, word: str) -> Any:
+        """Its answer."""
         assert self.process.stdin
-        print(file=self.process.stdin, flush=True)
-        found = self.read()
-        if "failed" in found:
-            raise SystemExit(f"a contender died: {' '.join(map(str, self.process.args))}")  # type: ignore[arg-type]
-        self.times.append(found)
+        with contextlib.suppress(BrokenPipeError):
+            print(word, file=self.process.stdin, flush=True)
+        return self.read()
 
     def end(self) -> None:
         self.process.kill()
@@ -175,109 +137,159 @@ class Contender:
         self.folder.cleanup()
 
 
-def begin(
-    name: str, peer: str | None, threads: int, forms: list[str], precision: str
-) -> dict[str, tuple[Contender, Any]]:
-    """Contenders that can do a step, and what they say of it; ours with another precision is one of them."""
-    case = CASES[name]
-    images = case.model.startswith(("resnet", "conv"))
-    asked = {"foreplan": (sys.executable, "foreplan")}
-    if precision:
-        asked[f"foreplan {precision}"] = (sys.executable, f"foreplan {precision}")
-    if peer:
-        asked |= {f"pytorch {form}": (peer, form) for form in forms if images or not form.endswith("channels_last")}
-        if not case.train:
-            asked["onnxruntime"] = (peer, "onnxruntime")
-    found = {}
-    for key, (python, contender) in asked.items():
-        each = Contender(python, contender, name, threads)
-        first = each.read()
-        if "failed" not in first:
-            found[key] = each, first
-            continue
-        each.end()
-        print(f"{name}: {key} is left out: {first['failed']}", flush=True)
-        if key == "foreplan":
-            raise SystemExit(1)
-    return found
+def asked(train: bool, images: bool, forms: list[str], precision: str) -> list[str]:
+    """The contenders for a net."""
+    of_pytorch = [f"pytorch {form}" for form in forms if images or not form.endswith("channels_last")]
+    more = [f"foreplan {precision}"] if precision else []
+    return ["foreplan", *more, *of_pytorch, *([] if train else ["onnxruntime"])]
 
 
-def measure(name: str, peer: str | None, threads: int, rounds: int, forms: list[str], precision: str) -> dict[str, Any]:
-    contenders = begin(name, peer, threads, forms, precision)
-    for _ in range(rounds):
-        for each, _ in contenders.values():
+def measure(name: str, arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """All contenders at a net, in turns."""
+    from nets import NETS
+
+    net, limits, figures, running = NETS[name], SETS[arguments.instructions], {}, dict[str, Contender]()
+    for key in asked(net.train, net.images, arguments.forms.split(","), arguments.precision):
+        each = Contender(key, name, folder, arguments.threads, limits)
+        figures[key] = each.read()
+        if "failed" in figures[key]:
+            each.end()
+        else:
+            running[key] = each
+    for _ in range(arguments.rounds):
+        for each in running.values():
             time.sleep(PAUSE)
-            each.turn()
-    figures: dict[str, Any] = {}
-    for key, (each, first) in contenders.items():
+            each.times.append(each.told("step"))
+    for key, each in running.items():
+        figures[key] |= each.told("end")
         each.end()
-        wall, processor = (sorted(column) for column in zip(*each.times))
-        figures[key] = first | {
-            "wall": statistics.median(wall), "wall_least": wall[0],
-            "processor": statistics.median(processor), "processor_least": processor[0],
-            "processor_most": processor[-1],
-        }  # fmt: skip
-    others = [figure["processor"] for key, figure in figures.items() if not key.startswith("foreplan")]
-    ratio = figures["foreplan"]["processor"] / min(others) if others else None
-    return {"name": name, "threads": threads, "goal": CASES[name].goal, "ratio": ratio, "contenders": figures}
+        if "failed" not in figures[key]:
+            wall, processor = (sorted(column) for column in zip(*each.times))
+            figures[key] |= {
+                "wall": statistics.median(wall), "wall_least": wall[0],
+                "processor": statistics.median(processor), "processor_least": processor[0],
+                "processor_most": processor[-1],
+            }  # fmt: skip
+    judge(net.train, figures)
+    return {
+        "name": name, "threads": arguments.threads, "instructions": arguments.instructions, "goal": net.goal,
+        "processor": processor_name(), "contenders": figures,
+    }  # fmt: skip
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], CASES[sys.argv[3]], int(sys.argv[4]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", metavar="PYTHON")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--forms", default=FORMS)
-    parser.add_argument("--precision", default="")
-    arguments = parser.parse_args()
-    path = FOLDER / "cpu.json"
-    rows = {(row["name"], row["threads"]): row for row in json.loads(path.read_text())} if path.exists() else {}
-    for name in (name for name in CASES if arguments.only in name):
-        forms = arguments.forms.split(",")
-        row = measure(name, arguments.peer, arguments.threads, arguments.rounds, forms, arguments.precision)
-        rows[name, arguments.threads] = row
-        beside = "" if row["ratio"] is None else f"  {row['ratio']:.2f} x the best peer (goal {row['goal']})"
-        print(f"{name}, {arguments.threads} threads{beside}")
-        for key, figure in row["contenders"].items():
-            print(
-                f"    {key:30s} {figure['processor'] * 1e3:9.1f} ms of processor "
-                f"({figure['processor_least'] * 1e3:.1f} to {figure['processor_most'] * 1e3:.1f}), "
-                f"{figure['wall'] * 1e3:9.1f} ms, {figure['resident'] / 2**20:7.0f} MiB, "
-                f"ready in {figure['ready']:.1f} s",
-                flush=True,
-            )
-    if arguments.precision:
-        return
-    order = sorted(rows, key=lambda key: (key[1], list(CASES).index(key[0])))
-    path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
-    text = "\n".join([*HEAD, *(line(rows[key]) for key in order)])
-    put("docs/cpu.md", "peers", text)
+def judge(train: bool, figures: dict[str, dict[str, Any]]) -> None:
+    """Mark what does not do the work of the step as failed."""
+    firsts = sorted(figure["first"] for key, figure in figures.items() if "first" in figure)
+    for key, figure in figures.items():
+        if "failed" in figure:
+            continue
+        usual, allowed = firsts[len(firsts) // 2], 10 * SAME if " bf16" in key else SAME
+        if not math.isclose(figure["first"], usual, rel_tol=allowed):
+            figure["failed"] = f"it computes something else: {figure['first']:.6g} where others have {usual:.6g}"
+        elif train and not figure["last"] < figure["first"]:
+            figure["failed"] = f"its loss does not fall: {figure['first']:.6g}, then {figure['last']:.6g}"
+        elif figure["still"]:
+            figure["failed"] = f"it does not train {len(figure['still'])} weights, {figure['still'][0]} among them"
 
 
-def line(row: dict[str, Any]) -> str:
+def processor_name() -> str:
+    """As the system has it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def best(row: Mapping[str, Any]) -> str | None:
+    """The fastest peer."""
+    able = {k: v for k, v in row["contenders"].items() if not k.startswith("foreplan") and "failed" not in v}
+    return min(able, key=lambda key: able[key]["processor"], default=None)
+
+
+def told(row: Mapping[str, Any]) -> None:
+    """Print a row."""
+    peer, ours = best(row), row["contenders"]["foreplan"]
+    beside = ""
+    if peer and "failed" not in ours:
+        ratio = ours["processor"] / row["contenders"][peer]["processor"]
+        beside = f": {ratio:.2f} x {peer} (goal {row['goal']})"
+    print(f"{row['name']}, {row['instructions']}, {row['threads']} threads{beside}", flush=True)
+    for key, figure in row["contenders"].items():
+        if "failed" in figure:
+            print(f"    {key:30s} is left out: {figure['failed']}", flush=True)
+            continue
+        print(
+            f"    {key:30s} {figure['processor'] * 1e3:9.2f} ms of processor ({figure['processor_least'] * 1e3:.2f} to "
+            f"{figure['processor_most'] * 1e3:.2f}), {figure['wall'] * 1e3:9.2f} ms, "
+            f"{figure['resident'] / 2**20:7.0f} MiB, ready in {figure['ready']:.1f} s; {figure['first']:.5g} to "
+            f"{figure['last']:.5g}",
+            flush=True,
+        )
+
+
+def line(row: Mapping[str, Any]) -> str:
     """A row of the page's table."""
-    ours, others = row["contenders"]["foreplan"], {k: v for k, v in row["contenders"].items() if k != "foreplan"}
-    best = min(others, key=lambda name: others[name]["processor"], default=None)
-    cells = [row["name"], str(row["threads"]), times(ours, row["threads"]), f"{ours['resident'] / 2**20:,.0f}"]
-    if best is None:
-        return "| " + " | ".join([*cells, "", "", "", ""]) + " |"
-    peer = others[best]
-    cells += [best, times(peer, row["threads"]), f"{peer['resident'] / 2**20:,.0f}"]
-    return "| " + " | ".join([*cells, f"{row['ratio']:.2f}"]) + " |"
+    ours, peer = row["contenders"]["foreplan"], best(row)
+    on = f"{row['instructions']}" + f", {row['threads']} threads" * (row["threads"] > 1)
+    cells = [row["name"], on]
+    if "failed" in ours:
+        return "| " + " | ".join([*cells, ours["failed"], "", "", "", "", "", "", ""]) + " |"
+    cells += [times(ours, row["threads"]), f"{ours['resident'] / 2**20:,.0f}"]
+    if peer is None:
+        return "| " + " | ".join([*cells, "none", "", "", "", "", ""]) + " |"
+    theirs = row["contenders"][peer]
+    time_ratio, memory = ours["processor"] / theirs["processor"], ours["resident"] / theirs["resident"]
+    cells += [peer, times(theirs, row["threads"]), f"{theirs['resident'] / 2**20:,.0f}"]
+    shown = f"{time_ratio:.2f}" if time_ratio <= row["goal"] else f"**{time_ratio:.2f}**"
+    return "| " + " | ".join([*cells, shown, f"{row['goal']}", f"{memory:.2f}"]) + " |"
 
 
-def times(figure: dict[str, float], threads: int) -> str:
+def times(figure: Mapping[str, float], threads: int) -> str:
     """The median of the processor's time, and the least and the most; of several threads the time that passed."""
     median = figure["processor"] * 1e3
-    digits = 2 if median < 1 else 1
+    digits = 2 if median < 10 else 1
     if threads > 1:
         return f"{median:,.{digits}f} / {figure['wall'] * 1e3:,.{digits}f}"
     least, most = figure["processor_least"] * 1e3, figure["processor_most"] * 1e3
     return f"{median:,.{digits}f} ({least:,.{digits}f} to {most:,.{digits}f})"
+
+
+def write(path: Path, rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+    """The file and the page, whole after every net."""
+    from nets import NETS
+
+    order = [(name, which, n) for n in (1, 2, 4) for which in SETS for name in NETS if (name, which, n) in rows]
+    path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
+    put("docs/cpu.md", "peers", "\n".join([*HEAD, *(line(rows[key]) for key in order)]))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        worker(*sys.argv[2:5], int(sys.argv[5]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="nets whose names have this in them")
+    parser.add_argument("--instructions", choices=SETS, default="own")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--forms", default=FORMS)
+    parser.add_argument("--precision", default="")
+    arguments = parser.parse_args()
+    from contenders import prepare
+    from nets import NETS
+
+    path = FOLDER / "cpu.json"
+    found = json.loads(path.read_text()) if path.exists() else []
+    rows = {(row["name"], row["instructions"], row["threads"]): row for row in found}
+    for name in (name for name in NETS if arguments.only in name):
+        with tempfile.TemporaryDirectory() as folder:
+            prepare(name, Path(folder))
+            row = measure(name, arguments, folder)
+        told(row)
+        if not arguments.precision:
+            rows[name, arguments.instructions, arguments.threads] = row
+            write(path, rows)
 
 
 if __name__ == "__main__":

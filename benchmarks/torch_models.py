@@ -1,8 +1,7 @@
-"""The benchmarks' models in PyTorch, trained by SGD with Nesterov momentum, as PyTorch's users write them."""
+"""Models of the benchmarks in PyTorch, as PyTorch's users write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -97,57 +96,3 @@ def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     seq = sizes.pop("seq", 1024)
     tokens = torch.randint(50257, (batch, seq))
     return Gpt2(**sizes), (tokens, tokens.reshape(-1))
-
-
-def stepper(name: str, form: str, train: bool) -> Callable[[], object]:
-    """A step of a model.
-
-    Args:
-        form: eager, channels_last, compile (torch.compile of the whole step: forward pass, backward pass and update
-            in one; in inference its weights are frozen) or compile_channels_last.
-    """
-    torch.manual_seed(0)
-    model, (x, target) = build(name)
-    if form.endswith("channels_last"):
-        model = model.to(memory_format=torch.channels_last)
-        x = x.to(memory_format=torch.channels_last)
-    compiled = form.startswith("compile")
-    return _training(model, x, target, compiled) if train else _inference(model, x, compiled)
-
-
-def _inference(model: nn.Module, x: torch.Tensor, compiled: bool) -> Callable[[], object]:
-    run = model.eval()
-    if compiled:
-        from torch._inductor import config
-
-        config.freezing = True
-        config.compile_threads = 1  # no processes of its own beside the contenders
-        run = torch.compile(model)
-
-    @torch.inference_mode()
-    def infer() -> object:
-        return run(x)
-
-    return infer
-
-
-def _training(model: nn.Module, x: torch.Tensor, target: torch.Tensor, compiled: bool) -> Callable[[], object]:
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, 1e-4, momentum=0.9, nesterov=True)
-
-    def step() -> None:
-        y = model(x)
-        loss = F.mse_loss(y, target) if target.is_floating_point() else F.cross_entropy(y.flatten(0, -2), target)
-        loss.backward()
-        optimizer.step()
-        for parameter in parameters:  # what `zero_grad` does, in a form that torch.compile takes
-            parameter.grad = None
-
-    if not compiled:
-        return step
-    from torch._dynamo import config as tracing
-    from torch._inductor import config
-
-    tracing.trace_autograd_ops = True  # else the step falls apart where the backward pass begins
-    config.compile_threads = 1
-    return torch.compile(step)

@@ -94,10 +94,30 @@ def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[st
             proto: onnx.ModelProto = program.model_proto
     except Exception as error:  # another project's code may raise anything
         raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
+    makers = {name: node for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         if node.op_type == "Dropout" and len(node.input) > 2:
             del node.input[2:]
+        if node.op_type == "Conv" and len(node.input) > 2 and _is_expanded_zero(makers, node.input[2]):
+            del node.input[2:]
     return proto
+
+
+def _is_expanded_zero(makers: Mapping[str, onnx.NodeProto], name: str) -> bool:
+    """Whether a value is a constant 0 that is expanded: what the exporter adds to a convolution without a bias. For
+    three axes it does so with a shape that is none of a bias.
+    """
+    node = makers.get(name)
+    if node is None or node.op_type != "Expand":
+        return False
+    while node is not None and node.op_type in ("Expand", "CastLike", "Cast"):
+        node = makers.get(node.input[0])
+    if node is None or node.op_type != "Constant":
+        return False
+    import onnx
+
+    values = [onnx.numpy_helper.to_array(each.t) for each in node.attribute if each.name == "value"]
+    return len(values) == 1 and not values[0].any()
 
 
 def _name_apart(graph: Any) -> None:

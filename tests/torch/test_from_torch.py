@@ -259,3 +259,18 @@ def test_a_trained_module_leaves_as_its_exported_program(make: Callable[[], Any]
     for file in ("module.onnx", "graph.onnx"):
         (found,) = run(tmp_path / file, {name: x}).values()
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(pick(1, 2, 20)))
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+def test_drawn_convolutions_come_in(kind: str, axes: int, seed: int) -> None:
+    """Each with its own strides, paddings, dilations, groups, and with a bias or without."""
+    rng = np.random.default_rng([seed, axes, len(kind)])
+    draw = lambda low, high: tuple(int(n) for n in rng.integers(low, high, axes))  # noqa: E731
+    groups, bias = int(rng.integers(1, 3)), bool((seed + axes) % 2)
+    options: dict[str, Any] = {"stride": draw(1, 3), "padding": draw(0, 2), "dilation": draw(1, 3), "groups": groups}
+    layer = getattr(nn, f"{kind}{axes}d")(4, 6, draw(1, 4), bias=bias, **options)
+    module, x = nn.Sequential(layer, nn.ReLU(), getattr(nn, f"BatchNorm{axes}d")(6)).eval(), torch.randn(2, 4, *draw(6, 9))
+    (found,) = fp.compile(fp.from_torch(module, x)).bind(seed=0).step({"input": x.numpy()}).outputs.values()
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
