@@ -271,6 +271,7 @@ def test_drawn_convolutions_come_in(kind: str, axes: int, seed: int) -> None:
     groups, bias = int(rng.integers(1, 3)), bool((seed + axes) % 2)
     options: dict[str, Any] = {"stride": draw(1, 3), "padding": draw(0, 2), "dilation": draw(1, 3), "groups": groups}
     layer = getattr(nn, f"{kind}{axes}d")(4, 6, draw(1, 4), bias=bias, **options)
-    module, x = nn.Sequential(layer, nn.ReLU(), getattr(nn, f"BatchNorm{axes}d")(6)).eval(), torch.randn(2, 4, *draw(6, 9))
+    module = nn.Sequential(layer, nn.ReLU(), getattr(nn, f"BatchNorm{axes}d")(6)).eval()
+    x = torch.randn(2, 4, *draw(6, 9))
     (found,) = fp.compile(fp.from_torch(module, x)).bind(seed=0).step({"input": x.numpy()}).outputs.values()
     np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
