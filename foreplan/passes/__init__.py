@@ -4,6 +4,7 @@ from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate, updating
 from foreplan.passes.choose_trained import choose_trained
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.fold_transposes import fold_transposes
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
@@ -52,6 +53,7 @@ __all__ = [
     "chunk_losses",
     "differentiate",
     "fold_constants",
+    "fold_transposes",
     "fuse_attention",
     "fuse_conv_maps",
     "fuse_maps",

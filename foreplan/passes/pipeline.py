@@ -25,6 +25,7 @@ from foreplan.passes.choose_trained import choose_trained, freeze_statistics
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.decompose import Machine, decompose
 from foreplan.passes.expand_gradients import expand_gradients
+from foreplan.passes.fold_transposes import fold_transposes
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
@@ -234,6 +235,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
     _plain(hoist_sums, Stage.FORWARD, _infers),
     _plain(trim_loops, Stage.FORWARD, _infers),
+    _plain(fold_transposes, Stage.FORWARD),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),

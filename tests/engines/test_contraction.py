@@ -54,6 +54,21 @@ def test_batches(engine: Engine, a: tuple[int, ...], b: tuple[int, ...], turned:
 
 
 @pytest.mark.bfloat16
+@pytest.mark.parametrize("shape", [(19, 4, 7), (4, 19, 7), (5, 3, 19, 7), (1, 4, 7)])
+def test_sequences_first(engine: Engine, shape: tuple[int, ...]) -> None:
+    """Leading axes that lie the other way round, and one matrix for all."""
+    x, w = normal(*shape), normal(shape[-1], 6, seed=1)
+    lying = Window.dense(type_of(np.moveaxis(x, 0, -2)))
+    windows = [
+        lying.viewed(shape, (lying.strides[-2], *lying.strides[:-2], lying.strides[-1])),
+        Window.dense(type_of(w)),
+    ]
+    engine.check(MatMul(), x, w, windows=windows, **NEAR)
+    added = normal(*shape[:-1], 6, seed=2)
+    engine.check(MatMul(), x, w, added, windows=[*windows, Window.dense(type_of(added))], **NEAR)
+
+
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("repeated", [(0,), (1,), (0, 1)])
 def test_one_matrix_repeated_by_its_strides(engine: Engine, repeated: tuple[int, ...]) -> None:
     inputs = [normal(3, 4, 5), normal(3, 5, 6)]

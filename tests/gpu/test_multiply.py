@@ -41,6 +41,14 @@ def only(kernel: LaunchKernel) -> Multiply:
     return call
 
 
+def test_sequences_first_are_few_products_of_many_rows() -> None:
+    """Items of a batch beside one another at each time, as PyTorch's attention turns them: not one product a time."""
+    x, w = Window.dense(type_of(f32(4, 197, 8))), Window.dense(type_of(f32(8, 6)))
+    turned = x.viewed((197, 4, 8), (x.strides[1], x.strides[0], x.strides[2]))
+    (call,) = calls(MatMul(), windows=[turned, w])
+    assert (call.batch, call.d.columns) == (4, 197)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "batch", "count"),
     [

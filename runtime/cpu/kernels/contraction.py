@@ -124,11 +124,16 @@ def _by_panels(plan: Stages, a: Window, b: Window, y: Window, add: bool) -> None
 
 
 def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]:
-    """Leading axes made rows of one product, where b is one matrix."""
+    """Leading axes made rows of one product, where b is one matrix; if they do not lie evenly, the longest one."""
     if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) != 1):
         return a, b, y
     rows, step = merged(a.shape[:-1], a.strides[:-1], a.strides[-2])
     if len(a.shape) != len(y.shape) or step < 0 or not y.is_dense:
+        if a.shape[:-1] != y.shape[:-1]:
+            return a, b, y
+        longest = max(range(len(y.shape) - 1), key=lambda axis: (y.shape[axis], axis))
+        order = [*(axis for axis in range(len(y.shape) - 1) if axis != longest), longest, len(y.shape) - 1]
+        a, y = (x.viewed(tuple(x.shape[i] for i in order), tuple(x.strides[i] for i in order)) for x in (a, y))
         return a, b, y
     flat = a.viewed((rows, a.shape[-1]), (step, a.strides[-1]))
     return flat, b.viewed(b.shape[-2:], b.strides[-2:]), Window.dense(y.type.with_shape((rows, y.shape[-1])))

@@ -208,13 +208,19 @@ def _positions(*images: Window) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _rows_and_batch(shape: Sequence[int], operands: Sequence[Tensor]) -> tuple[Axis, list[Axis]]:
-    """The axis of rows, and those of the batch, the longest last; if all share b, the axis of rows may absorb some."""
+    """The axis of rows, and those of the batch, the longest last. If all share b, every axis is one of rows: neighbours
+    are merged, and the longest counts, if whole rows lie side by side.
+    """
     lead, strides = tuple(shape[:-2]), [x.strides for x in operands]
     batch = merged_axes(lead, [steps[:-2] for steps in strides])
     lines = [steps[-2] for steps in strides]
     lines[1] = 0  # b has none of the rows
     if all(steps[1] == 0 for _, steps in batch):
-        *others, rows = merged_axes((*lead, shape[-2]), [(*steps[:-2], line) for steps, line in zip(strides, lines)])
+        axes = merged_axes((*lead, shape[-2]), [(*steps[:-2], line) for steps, line in zip(strides, lines)])
+        rows = axes[-1]
+        if all(x.strides[-1] == x.dtype.itemsize for x in (operands[0], operands[3])):  # rows may lie anyhow
+            rows = max(axes, key=lambda axis: axis[0])
+        others = [axis for axis in axes if axis is not rows]
         if not others or all(rows[1][i] for i in (0, 2, 3)):
             return rows, sorted(others or [(1, (0, 0, 0, 0))], key=lambda axis: axis[0])
     return (shape[-2], tuple(lines)), sorted(batch, key=lambda axis: axis[0])
