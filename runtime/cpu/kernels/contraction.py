@@ -66,11 +66,11 @@ def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Panels] | type[Vectors]) -> Staged:
     """A product of float32 with a map as its epilogue, if that is faster than one after the other."""
     assert isinstance(op, MatMulMap)
-    if len(outputs[0].shape) != 2:
+    a, b, y = _operands(op.matmul, inputs[:2], [Window.dense(TensorType(FLOAT32, outputs[0].shape))])
+    if len(y.shape) != 2:
         raise Refused("several products")
-    y = Window.dense(TensorType(FLOAT32, outputs[0].shape))
-    a, b, y = _operands(op.matmul, inputs[:2], [y])
-    made = Made(op.exprs, tuple(x.broadcast(y.shape) for x in inputs[2:]), tuple(outputs))
+    further = tuple(_rows(x.broadcast(outputs[0].shape)) for x in inputs[2:])
+    made = Made(op.exprs, further, tuple(map(_rows, outputs)))
     plan, product = Stages(), way(a, b, y, made=made)
     moved = 2 * y.type.nbytes + sum(x.type.nbytes for x in (*inputs[2:], *outputs))
     if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
@@ -90,6 +90,18 @@ def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window
     a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
     check(a, b, y)
     return a, b, y
+
+
+def _rows(x: Window) -> Window:
+    """A tensor as rows of one matrix.
+
+    Raises:
+        Refused: they do not lie evenly.
+    """
+    rows, step = merged(x.shape[:-1], x.strides[:-1], x.strides[-2])
+    if step < 0:
+        raise Refused("rows that do not lie evenly")
+    return x.viewed((rows, x.shape[-1]), (step, x.strides[-1]))
 
 
 def _thrashes(b: Window) -> bool:
