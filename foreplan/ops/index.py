@@ -236,16 +236,20 @@ class ScatterAdd(AddAt):
         return [((inner,), _INT64), (block, _INT64), (block, dtype)]
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Slice by slice where slices are long, by flat indices where they are short."""
-        indices, (out,) = inputs[0].reshape(-1), outputs
+        """A copy or zeros, then all updates."""
+        (out,) = outputs
         if len(inputs) == 3:
             np.copyto(out, inputs[2])
         else:
             out.fill(0)
-        if not inputs[1].size:
+        self.add(inputs[0], inputs[1], out, workspace)
+
+    def add(self, indices: np.ndarray, updates: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        """Slice by slice where slices are long, by flat indices where they are short."""
+        if not updates.size:
             return
-        table = fold(out, self.axis)
-        updates = np.reshape(inputs[1], (table.shape[0], indices.size, table.shape[2]), copy=False)
+        table, indices = fold(out, self.axis), indices.reshape(-1)
+        updates = np.reshape(updates, (table.shape[0], indices.size, table.shape[2]), copy=False)
         pieces = self._pieces(out.dtype)
         if pieces:
             _combine_flat(self.combine, table, indices, updates, carve(workspace, *pieces))

@@ -153,6 +153,7 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "cross_entropy_grad": Family({"loops": loss.gradients}, loss.layout, loss.reads, True),
     "gather": Family({"loops": index.gather}, in_c_order, _as_reference),
     "scatter_add": Family({"loops": index.scatter_add}, in_c_order, index.scatter_reads),
+    "map_scatter_add": Family({"loops": index.map_scatter_add}, in_c_order, index.scatter_reads),
     "scatter_reduce": Family({"loops": index.scatter_add}, in_c_order, index.scatter_reads),
     "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
     "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),

@@ -176,6 +176,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "arg_reduce": _own(lines.arg_reduce),
     "top_k": _own(lines.top_k),
     "gather_elements": _own(lines.gather_elements),
+    "map_scatter_add": _own(index.scatter_add, reads=index.scatter_reads),
     "scatter_reduce": _own(index.scatter_add, reads=index.scatter_reads),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),

@@ -7,7 +7,9 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
+from foreplan.ops.expr import Arg, maximum
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from tests.engines.engine import Engine
 from tests.kernels import dense, normal
@@ -63,6 +65,15 @@ def test_nan_and_minus_zero_are_gathered_as_they_are(engine: Engine) -> None:
 def test_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...], based: bool) -> None:
     given = [places(indices, shape[axis]), updates_for(shape, axis, indices), *[table(shape, 5)] * based]
     engine.check_over(ScatterAdd(axis, shape), given, None, *[(0, 2)] * based)
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
+def test_map_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...]) -> None:
+    """Rows added to the result of a map, beside a number, over either of the tensors that the map reads."""
+    given = [places(indices, shape[axis]), updates_for(shape, axis, indices), table(shape, 5), table(shape, 6)]
+    op = MapScatterAdd(axis, shape, str(maximum(Arg(0), Arg(2) * Arg(1))))  # exact in bfloat16, too
+    engine.check_over(op, [*given, np.array(0.5, np.float32)], None, (0, 2), (0, 3))
 
 
 @pytest.mark.bfloat16

@@ -55,9 +55,10 @@ def test_one_step_in_onnx_runtime(name, tmp_path):
     assert f"{next(iter(session.parameters))}/velocity/next" in found
 
 
-def test_rows_are_added_to_tables_in_onnx_runtime(tmp_path):
-    """SGD's update of a table whose gradient is rows alone."""
-    session, inputs = trained("dlrm:batch=4,dense=5,tables=3,rows=20,width=8,hidden=16", fp.optim.SGD(0.1))
+@pytest.mark.parametrize("optimizer", [fp.optim.SGD(0.1), fp.optim.Momentum(0.1), fp.optim.Nesterov(0.1)])
+def test_rows_are_added_to_tables_in_onnx_runtime(optimizer, tmp_path):
+    """The update of a table whose gradient is rows alone."""
+    session, inputs = trained("dlrm:batch=4,dense=5,tables=3,rows=20,width=8,hidden=16", optimizer)
     session.to_onnx(tmp_path / "step.onnx", "step")
     before, found = dict(session.stored), run(tmp_path / "step.onnx", inputs)
     session.step(inputs)

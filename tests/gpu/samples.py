@@ -18,6 +18,7 @@ from foreplan.ops.join import Pad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.multi_map import MultiMap
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
@@ -122,6 +123,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield ScatterAdd(0, (50_000, 64)), [*of("int64", (5000,)), *of(dtype, (5000, 64), (50_000, 64))]
     yield ScatterAdd(0, (2, 64)), [*of("int64", (10_000,)), *of(dtype, (10_000, 64))]
     yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
+    given = [*of("int64", (5000,)), *of(dtype, (5000, 64), *[(50_000, 64)] * 2, ())]
+    yield MapScatterAdd(0, (50_000, 64), "(a0 - (a2 * a1))"), given
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)
     yield Attention(0.125, True), of(dtype, *heads)

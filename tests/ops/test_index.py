@@ -9,6 +9,7 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from tests.ops.check import built, check_vjp, run_op, type_of
 
 RNG = np.random.default_rng(0)
@@ -94,6 +95,27 @@ def test_gradients() -> None:
 
     check_vjp(scatter, indices, updates, data)
     check_vjp(lambda b, i, u: b.apply(ScatterAdd(1, (4, 5, 3)), i, u), indices, updates)
+
+    def mapped(b: Builder, i: Value, u: Value, one: Value, other: Value) -> Value:
+        return b.apply(MapScatterAdd(1, (4, 5, 3), "(a0 * exp(a1))"), i, u, one, other)
+
+    check_vjp(mapped, indices, updates, data, RNG.standard_normal((5, 3)))
+
+
+def test_rows_are_added_to_the_result_of_a_map() -> None:
+    data, rows, indices = RNG.standard_normal((6, 4)), RNG.standard_normal((5, 4)), np.array([3, -1, 3, 0, 3])
+    (y,) = run_op(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), indices, rows, data)
+    wanted = 0.5 * data
+    np.add.at(wanted, indices, rows)
+    np.testing.assert_array_equal(y, wanted)
+    b = Builder("g")
+    x, u, i = (b.input(name, type_of(array)) for name, array in (("x", data), ("u", rows), ("i", indices)))
+    with pytest.raises(ShapeError, match="one input of its map at least"):
+        b.apply(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), i, u)
+    with pytest.raises(ShapeError, match="updates must be"):
+        b.apply(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), i, x, x)
+    with pytest.raises(ShapeError, match="must be"):
+        b.apply(MapScatterAdd(0, (7, 4), "(0.5 * a0)"), i, u, x)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])

@@ -73,7 +73,7 @@ def trained(graph: Graph, optimizer: Optimizer, start: Arrays, batches: Sequence
 
 
 def sums(graph: Graph) -> list[int]:
-    """Of each scatter-add: 2 inputs if it makes a whole gradient, 3 if it adds to a tensor."""
+    """Of each scatter-add: 2 inputs if it makes a whole gradient, more if it adds to something."""
     return [len(node.inputs) for node in graph.nodes if isinstance(node.op, ScatterAdd)]
 
 
@@ -89,11 +89,24 @@ OPTIMIZERS = {
     "norm": fp.optim.SGD(RATE, clip_norm=0.5),
     "limit": fp.optim.SGD(RATE, clip_value=0.5),
     "average": fp.optim.SGD(RATE, ema=0.9),
-    "momentum": fp.optim.Momentum(RATE),
+    "momentum": fp.optim.Momentum(RATE, 0.8),
+    "momentum, schedule, group": fp.optim.Momentum(
+        fp.optim.linear(RATE, steps=9), groups=[fp.optim.Group("table", rate=3.0)]
+    ),
+    "momentum, decay": fp.optim.Momentum(RATE, weight_decay=0.1),
+    "momentum, norm": fp.optim.Momentum(RATE, clip_norm=0.5),
+    "nesterov": fp.optim.Nesterov(RATE, 0.8),
+    "nesterov, group": fp.optim.Nesterov(RATE, groups=[fp.optim.Group("table", rate=3.0)]),
+    "nesterov, decay": fp.optim.Nesterov(RATE, weight_decay=0.1),
+    "nesterov, average": fp.optim.Nesterov(RATE, ema=0.9),
     "adagrad": fp.optim.Adagrad(RATE),
     "adam": fp.optim.Adam(RATE),
 }
-BY_ROWS = ("sgd", "schedule, group", "decay of others")
+BY_ROWS = {
+    **{key: [3] for key in ("sgd", "schedule, group", "decay of others", "momentum", "momentum, schedule, group")},
+    **{key: [3, 5] for key in ("nesterov", "nesterov, group")},  # velocity; then table, velocity and rate
+}
+PLAIN = {"sgd": fp.optim.SGD(RATE), "momentum": fp.optim.Momentum(RATE, 0.8), "nesterov": fp.optim.Nesterov(RATE, 0.8)}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -102,7 +115,7 @@ def test_rows_learn_as_whole_tables_do(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     lookups, table = drawn(rng)
     graph, optimizer = model(lookups, table), OPTIMIZERS[name]
-    assert sums(step_of(graph, optimizer)) == ([3] if name in BY_ROWS else [2, *[3] * (len(lookups) - 1)])
+    assert sums(step_of(graph, optimizer)) == BY_ROWS.get(name, [2, *[3] * (len(lookups) - 1)])
     start = {"table": rng.normal(size=table), "scale": rng.normal(size=table[1:])}
     batches = [given(rng, lookups, table) for _ in range(STEPS)]
     theirs = trained(model(lookups, table, products=True), optimizer, start, batches)
@@ -148,16 +161,39 @@ def test_distinct_rows_get_the_bits_of_the_whole_update() -> None:
         np.testing.assert_array_equal(after["table"], start - np.float32(RATE) * gradient)
 
 
+def test_distinct_rows_get_the_bits_of_momentum() -> None:
+    """v ← μ·v + g and p ← p − η·v, with g scattered into zeros, in float32; the table's and the state's."""
+    rng, rate, mu = np.random.default_rng(2), np.float32(RATE), np.float32(0.8)
+    for _ in range(pick(5, 20, 100)):
+        count, table = int(rng.integers(1, 9)), (int(rng.integers(9, 40)), int(rng.integers(1, 40)))
+        now, wanted = (rng.normal(size=shape).astype(np.float32) for shape in (table, (count, table[1])))
+        graph = model([(count,)], table, "float32")
+        groups = [fp.optim.Group("scale", rate=0.0)]  # stays one
+        session = fp.compile(graph, optimizer=fp.optim.Momentum(RATE, 0.8, groups=groups), target="numpy").bind()
+        session.parameters["table"], session.parameters["scale"] = now, np.ones(table[1], np.float32)
+        velocity = np.zeros(table, np.float32)
+        for _ in range(STEPS):
+            indices = rng.permutation(table[0])[:count] - table[0] * rng.integers(0, 2, count)
+            session.step({"i0": indices, "w0": wanted})
+            gradient = np.zeros(table, np.float32)
+            gradient[indices] = np.float32(2) * (now[indices] - wanted)
+            velocity = mu * velocity + gradient
+            now = now - rate * velocity
+            np.testing.assert_array_equal(session.stored["table/velocity"], velocity)
+            np.testing.assert_array_equal(session.parameters["table"], now)
+
+
 @needs_onednn()
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("seed", range(pick(2, 4, 10)))
-def test_engines_agree(seed: int, precision: str) -> None:
+def test_engines_agree(seed: int, name: str, precision: str) -> None:
     rng = np.random.default_rng(seed)
     lookups, table = drawn(rng)
     start = {"table": rng.normal(size=table), "scale": rng.normal(size=table[1:])}
     start = {name: array.astype(np.float32) for name, array in start.items()}
     batches = [given(rng, lookups, table, "float32") for _ in range(STEPS)]
-    graph, optimizer = model(lookups, table, "float32"), fp.optim.SGD(RATE)
+    graph, optimizer = model(lookups, table, "float32"), PLAIN[name]
     theirs, ours = (
         trained(graph, optimizer, start, batches, target=target, precision=precision)
         for target in ("numpy", "cpu:threads=1")
@@ -167,12 +203,15 @@ def test_engines_agree(seed: int, precision: str) -> None:
         np.testing.assert_allclose(ours[key], array, rtol=far, atol=far * np.abs(array).max())
 
 
+@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
-def test_no_gradient_of_a_table_is_in_the_plan(target: str) -> None:
-    """The arena has the rows that are read and what follows from them, beside the table and blocks of kernels."""
+def test_no_gradient_of_a_table_is_in_the_plan(target: str, name: str) -> None:
+    """The arena has the rows that are read and what follows from them, beside the table, its velocity if it has one,
+    and blocks of kernels.
+    """
     lookups, table = [(7,), (3, 5)], (50_000, 24)
-    step = fp.compile(model(lookups, table, "float32"), optimizer=fp.optim.SGD(RATE), target=target)
-    whole, row = 4 * table[0] * table[1], 4 * table[1]
+    step = fp.compile(model(lookups, table, "float32"), optimizer=PLAIN[name], target=target)
+    whole, row = 4 * table[0] * table[1] * (1 if name == "sgd" else 2), 4 * table[1]
     assert whole <= step.arena_bytes <= whole + 8 * 22 * row + (1 << 17)
 
 

@@ -45,6 +45,7 @@ NOT_DRAWN = {
         ("layer_norm_grad", "rms_norm_grad", "batch_norm_grad", "cross_entropy_grad"), "comes from differentiating"
     ),
     "masked_map": "a pass makes it",
+    "map_scatter_add": "optimizers make it",
     "channel_moments": "what batch_norm_train is made of",
     **dict.fromkeys(("grid_sample", "roi_align", "deform_conv"), "a small step may lead to another element"),
     "scatter_reduce": "a step of a difference may exchange two elements",

@@ -100,39 +100,48 @@ def test_twenty_steps_have_the_losses_of_pytorch_and_the_weights_come_home(
 
 
 class Pairs(nn.Module):
-    """How well the means of two bags of words match; both are read in one table, whose gradient is sparse."""
+    """How well the means of two bags of words match; both are read in one table, whose gradient may be sparse."""
 
-    def __init__(self, words: int, width: int) -> None:
+    def __init__(self, words: int, width: int, sparse: bool) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(words, width, sparse=True), nn.Linear(width, 3)
+        self.embed, self.head = nn.Embedding(words, width, sparse=sparse), nn.Linear(width, 3)
 
     def forward(self, one: Any, two: Any) -> Any:
         """Scores of three classes."""
         return self.head(self.embed(one).mean(1) * self.embed(two).mean(1))
 
 
+DESCENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (fp.optim.SGD(0.3), {"lr": 0.3}),
+    "momentum": (fp.optim.Momentum(0.1, 0.8), {"lr": 0.1, "momentum": 0.8}),
+    "nesterov": (fp.optim.Nesterov(0.1, 0.8), {"lr": 0.1, "momentum": 0.8, "nesterov": True}),
+}
+
+
+@pytest.mark.parametrize("name", DESCENTS)
+@pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("seed", range(pick(1, 2, 6)))
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
-def test_sparse_tables_learn_as_in_pytorch(target: str, seed: int) -> None:
+def test_tables_learn_by_rows_as_in_pytorch(target: str, seed: int, sparse: bool, name: str) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     batch, *lengths = (int(n) for n in rng.integers(1, 5, 3))
     words = batch * sum(lengths) + int(rng.integers(1, 20))
-    module = Pairs(words, int(rng.integers(2, 20)))
+    module, (ours, options) = Pairs(words, int(rng.integers(2, 20)), sparse), DESCENTS[name]
     some = rng.integers(0, words, 1 + words // 3)  # so that words occur more than once
     start = module.embed.weight.detach().numpy().copy()
     ids = [rng.choice(some, (batch, length)) for length in lengths]
     graph = fp.from_torch(module, *map(torch.from_numpy, ids))
-    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.3), target=target)
+    step = fp.compile(graph, fp.losses.cross_entropy, ours, target=target)
     session, names = step.bind(), [slot.name for slot in step.program.inputs if slot.init is None]
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+    optimizer = torch.optim.SGD(module.parameters(), **options)
     for _ in range(10):
         ids, wanted = [rng.choice(some, (batch, length)) for length in lengths], rng.integers(0, 3, batch)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(module(*map(torch.from_numpy, ids)), torch.from_numpy(wanted))
         loss.backward()
         optimizer.step()
-        assert module.embed.weight.grad.is_sparse
+        assert module.embed.weight.grad.is_sparse == sparse
         assert session.step(dict(zip(names, (*ids, wanted)))).loss == pytest.approx(loss.item(), rel=1e-4)
     after = module.embed.weight.detach().numpy()
     assert (after != start).any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreplan.graph import Value
 from foreplan.ops.expr import Expr, call
 from foreplan.passes.optimizer.rule import Elementwise, Exprs
 from foreplan.passes.optimizer.schedule import Schedule
@@ -26,7 +27,7 @@ class SGD(Elementwise):
         rows change, and the whole gradient is never made.
         """
         if site.rows and not self.weight_decay:
-            site.add_rows(lambda row, rate: -rate * row, site.rate)
+            site.add_rows(site.parameter, lambda row, rate: -rate * row, site.rate)
         else:
             super().add(site)
 
@@ -49,6 +50,21 @@ class Momentum(Elementwise):
         velocity = self.momentum * state[0] + (gradient + self.weight_decay * parameter)
         return (parameter - rate * velocity, velocity)
 
+    def add(self, site: Site) -> None:
+        """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, they are
+        added to v as they are, and the whole gradient is never made.
+        """
+        if site.rows and not self.weight_decay:
+            self.add_rows(site, *site.state)
+        else:
+            super().add(site)
+
+    def add_rows(self, site: Site, velocity: Value) -> None:
+        """v ← μ·v + g by rows, then p ← p − η·v."""
+        site.add_rows(velocity, lambda row: row, first=lambda v: self.momentum * v, of=[velocity])
+        read = site.parameter, site.updates[velocity], site.rate
+        site.write(lambda p, v, rate: (p - rate * v,), read[:1], *read)
+
 
 @dataclass(frozen=True)
 class Nesterov(Momentum):
@@ -59,6 +75,17 @@ class Nesterov(Momentum):
         direction = gradient + self.weight_decay * parameter
         velocity = self.momentum * state[0] + direction
         return (parameter - rate * (direction + self.momentum * velocity), velocity)
+
+    def add_rows(self, site: Site, velocity: Value) -> None:
+        """v ← μ·v + g by rows, then p ← p − η·μ·v − η·g by rows."""
+        site.add_rows(velocity, lambda row: row, first=lambda v: self.momentum * v, of=[velocity])
+        site.add_rows(
+            site.parameter,
+            lambda row, rate: -rate * row,
+            site.rate,
+            first=lambda p, v, rate: p - rate * (self.momentum * v),
+            of=[site.parameter, site.updates[velocity], site.rate],
+        )
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from foreplan.graph import Builder, Kind, Value
 from foreplan.graph.types import INT64
-from foreplan.ops.expr import Arg, Const, Expr, cast, clip, infer_dtypes, where
+from foreplan.ops.expr import Arg, Const, Expr, cast, clip, infer_dtypes, simplify, where
 from foreplan.ops.index import ScatterAdd
 from foreplan.ops.join import concat
 from foreplan.ops.map import convert, elementwise, elementwise_many
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.shape import reshape
 from foreplan.passes.optimizer.rows import Rows
 
@@ -102,21 +103,36 @@ class Site:
         made = elementwise_many(self.b, exprs, *inputs, name="update", outputs=names)
         self.updates.update(zip(targets, made))
 
-    def add_rows(self, change: Callable[..., Expr], *read: Value) -> None:
-        """Add to rows of the parameter, in place, what follows from the gradient's rows; nothing reads the others.
+    def add_rows(
+        self,
+        target: Value,
+        change: Callable[..., Expr],
+        *read: Value,
+        first: Callable[..., Expr] | None = None,
+        of: Sequence[Value] = (),
+    ) -> None:
+        """Add to rows of a stored value, in place, what follows from the gradient's rows.
 
         Args:
+            target: the parameter or a part of its state, of the same shape.
             change: from the elements of a gradient's rows, and of what is read, to what is added.
             read: scalars.
+            first: from the elements of `of` to what rows are added to; None: the old content, whose other rows nothing
+                reads or writes.
+            of: what `first` reads, `target` among it.
         """
-        b, parameter, places, changes = self.b, self.parameter, list[Value](), list[Value]()
+        b, places, changes = self.b, list[Value](), list[Value]()
         for rows in self.rows:
             changed = self.map(change, rows.values, *read, name="change")
             places.append(reshape(b, convert(b, rows.indices, INT64), (rows.indices.type.size,)))
-            changes.append(reshape(b, changed, (*places[-1].shape, *parameter.shape[1:])))
-        operands = concat(b, places), concat(b, changes), parameter
-        op, name = ScatterAdd(0, parameter.shape), f"{parameter.name}/next"
-        (self.updates[parameter],) = b.node(op, *operands, name="update", outputs=[name])
+            changes.append(reshape(b, changed, (*places[-1].shape, *target.shape[1:])))
+        rest, op = [target], ScatterAdd(0, target.shape)
+        if first is not None:
+            rest, args = self._read(of)
+            expr = simplify(first(*args), [value.dtype for value in rest])
+            op = MapScatterAdd(0, target.shape, str(expr))
+        operands = concat(b, places), concat(b, changes), *rest
+        (self.updates[target],) = b.node(op, *operands, name="update", outputs=[f"{target.name}/next"])
 
     def _read(self, values: Sequence[Value]) -> tuple[list[Value], list[Expr]]:
         """The inputs of a map that reads these values, and what each is in it."""

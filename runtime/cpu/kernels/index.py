@@ -16,10 +16,12 @@ from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.codegen.jit import inlined, looped
 from foreplan.runtime.cpu.kernel import LoopKernel
+from foreplan.runtime.cpu.kernels.elementwise import elementwise
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run, one_after_another
@@ -158,6 +160,21 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     return LoopKernel(loops, (((size if narrow else 0,), np.dtype(np.float32)),), overwrites)
 
 
+def map_scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The loop of the map, and the one that adds to its result in place."""
+    assert isinstance(op, MapScatterAdd)
+    mapped = elementwise(op.map, inputs[2:], outputs)
+    added = scatter_add(ScatterAdd(op.axis, op.shape), [*inputs[:2], *outputs], outputs)
+    if mapped.workspace:
+        raise Refused(f"the map {op.expr} with a workspace")
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        first = mapped.bind(inputs[2:], outputs, np.empty(0, np.uint8))
+        return one_after_another(first, added.loops([*inputs[:2], *outputs], outputs, scratch))
+
+    return LoopKernel(loops, added.pieces, tuple((o, i + 2) for o, i in mapped.overwrites))
+
+
 def _slices(op: ScatterAdd, updates: Window) -> Rows | None:
     """Updates as slices evenly apart."""
     behind = len(op.shape) - op.axis - 1
@@ -165,7 +182,7 @@ def _slices(op: ScatterAdd, updates: Window) -> Rows | None:
 
 
 def scatter_reads(op: Op, index: int, window: Window) -> Window:
-    """Updates as slices evenly apart; the tensor that is added to in any layout; all else in C order."""
+    """Updates as slices evenly apart; what they are added to in any layout; all else in C order."""
     assert isinstance(op, ScatterAdd)
-    as_it_lies = index == 2 or (index == 1 and _slices(op, window) is not None)
+    as_it_lies = index > 1 or (index == 1 and _slices(op, window) is not None)
     return window if as_it_lies else Window.dense(window.type)

@@ -10,9 +10,10 @@ from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map import merged_axes
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.map import copies, index_type
+from foreplan.runtime.cuda.kernels.map import broadcast, copies, index_type, map_launches, pairs_alike
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import (
     Clear,
@@ -72,8 +73,8 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Zeros, or a copy of the summand; positions sorted by place, in the workspace; and one launch that adds. Where
-    places have thousands of slices each, one adds these in parts, and one adds the parts up.
+    """Zeros, a copy of the summand or a map; positions sorted by place, in the workspace; and one launch that adds.
+    Where places have thousands of slices each, one adds these in parts, and one adds the parts up.
     """
     assert isinstance(op, ScatterAdd)
     indices, updates, *base = inputs
@@ -81,11 +82,15 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     if not y.type.dtype.is_float:
         raise Refused(f"sums of {y.type}")
     found: list[Instruction] = []
-    if base:
+    overwrites = added_in_place(inputs, y)
+    if isinstance(op, MapScatterAdd):
+        tensors = [broadcast(input_at(2 + i), x, op.shape) for i, x in enumerate(base)]
+        found += map_launches(op.map.parsed, op.shape, tensors, [broadcast(output_at(0), y, op.shape)])
+        overwrites = pairs_alike(inputs, outputs, 2)
+    elif base:
         found += copies(input_at(2), base[0], output_at(0), y)
     elif y.type.size:
         found.append(Clear(output_at(0), y.type.nbytes))
-    overwrites = added_in_place(inputs, y)
     if not updates.type.size:
         return LaunchKernel(tuple(found), overwrites=overwrites)
     outer, extent, inner = math.prod(op.shape[: op.axis]), op.shape[op.axis], math.prod(op.shape[op.axis + 1 :])
@@ -207,7 +212,7 @@ def gather_reads(op: Op, index: int, window: Window) -> Window:
 
 
 def scatter_reads(op: Op, index: int, window: Window) -> Window:
-    """Updates as they lie, where their axes fold into three; the summand in any layout; indices in C order."""
+    """Updates as they lie, where their axes fold into three; what is added to in any layout; indices in C order."""
     assert isinstance(op, ScatterAdd)
     folds = index == 1 and _steps(window, op.axis, len(op.shape) - op.axis - 1) is not None
-    return window if folds or index == 2 else Window.dense(window.type)
+    return window if folds or index > 1 else Window.dense(window.type)

@@ -8,6 +8,7 @@ from foreplan.graph.types import DTYPES, Shape, as_dtype
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
+from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.marks import StopGradient, StraightThrough
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
@@ -162,6 +163,17 @@ def scatter_add(rng: Random) -> Case:
     updates = (*extents[:axis], *where.type.shape, *extents[axis + 1 :])
     base = [plain(rng, dtype, extents) if dtype.is_float else given(rng, dtype, extents)] * (rng.random() < 0.3)
     return Case(ScatterAdd(axis, extents), (where, given(rng, dtype, updates, strange=("tiny", "huge")), *base))
+
+
+def map_scatter_add(rng: Random) -> Case:
+    """Rows added to what a map gives of tensors and a number, as optimizers do."""
+    extents, axis = _table(rng)
+    dtype, n = float_type(rng), extents[axis]
+    where = indices(rng, shape(rng, 0, 2, 64), -n, n)
+    updates = (*extents[:axis], *where.type.shape, *extents[axis + 1 :])
+    expr, whole, numbers = rng.choice([("(0.9 * a0)", 1, 0), ("(a0 - (a2 * (0.9 * a1)))", 2, 1), ("a0", 1, 0)])
+    shapes = [updates, *[extents] * whole, *[()] * numbers]
+    return Case(MapScatterAdd(axis, extents, expr), (where, *(plain(rng, dtype, each) for each in shapes)))
 
 
 def scatter_reduce(rng: Random) -> Case:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.graph import as_dtype
+from tests.sweep.oracles.expressions import values_of
 
 Array = np.ndarray
 Arrays = list[Array]
@@ -83,6 +84,10 @@ def scatter_add(op: Any, indices: Array, updates: Array, *base: Array) -> Arrays
     for j, i in enumerate(flat.tolist()):
         y[(*before, i)] += rows[(*before, j)]
     return [y]
+
+
+def map_scatter_add(op: Any, indices: Array, updates: Array, *read: Array) -> Arrays:
+    return scatter_add(op, indices, updates, np.array(np.broadcast_to(values_of(op.expr, read), op.shape)))
 
 
 def scatter_reduce(op: Any, indices: Array, updates: Array, base: Array) -> Arrays:
