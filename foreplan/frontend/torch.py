@@ -8,11 +8,12 @@ import io
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foreplan.arguments import names_in, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.onnx import from_onnx
+from foreplan.frontend.torch_onnx import draws, with_dropouts, without_false_biases
 from foreplan.graph import Graph, Kind
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.patterns import Selection
@@ -86,38 +87,27 @@ def _torch() -> Any:
 
 def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
     """The module in ONNX, nothing of it folded, its dropout as that of a model for inference."""
-    try:
-        with _in_training_mode(module), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False)
-            _name_apart(program.model.graph)
-            proto: onnx.ModelProto = program.model_proto
-    except Exception as error:  # another project's code may raise anything
-        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
-    makers = {name: node for node in proto.graph.node for name in node.output}
+    proto = _as_onnx(torch, module, example, kwargs, training=True)
+    without_false_biases(proto)
+    if draws(proto) and not draws(_as_onnx(torch, module, example, kwargs, training=False)):
+        with_dropouts(proto)  # what it draws in training alone
     for node in proto.graph.node:
         if node.op_type == "Dropout" and len(node.input) > 2:
-            del node.input[2:]
-        if node.op_type == "Conv" and len(node.input) > 2 and _is_expanded_zero(makers, node.input[2]):
             del node.input[2:]
     return proto
 
 
-def _is_expanded_zero(makers: Mapping[str, onnx.NodeProto], name: str) -> bool:
-    """Whether a value is a constant 0 that is expanded: what the exporter adds to a convolution without a bias. For
-    three axes it does so with a shape that is none of a bias.
-    """
-    node = makers.get(name)
-    if node is None or node.op_type != "Expand":
-        return False
-    while node is not None and node.op_type in ("Expand", "CastLike", "Cast"):
-        node = makers.get(node.input[0])
-    if node is None or node.op_type != "Constant":
-        return False
-    import onnx
-
-    values = [onnx.numpy_helper.to_array(each.t) for each in node.attribute if each.name == "value"]
-    return len(values) == 1 and not values[0].any()
+def _as_onnx(
+    torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+) -> onnx.ModelProto:
+    try:
+        with _in_mode(module, training), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False)
+            _name_apart(program.model.graph)
+            return cast("onnx.ModelProto", program.model_proto)
+    except Exception as error:  # another project's code may raise anything
+        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
 
 
 def _name_apart(graph: Any) -> None:
@@ -131,11 +121,12 @@ def _name_apart(graph: Any) -> None:
 
 
 @contextlib.contextmanager
-def _in_training_mode(module: Any) -> Iterator[None]:
+def _in_mode(module: Any, training: bool) -> Iterator[None]:
+    """The module in evaluation mode as a whole; or in training mode, if it is not already: its parts may differ."""
     modes = {part: part.training for part in module.modules()}
     try:
-        if not module.training:
-            module.train()
+        if not training or not module.training:
+            module.train(training)
         yield
     finally:
         for part, mode in modes.items():

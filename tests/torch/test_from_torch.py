@@ -284,3 +284,38 @@ def test_drawn_convolutions_come_in(kind: str, axes: int, seed: int) -> None:
     x = torch.randn(2, 4, *draw(6, 9))
     (found,) = fp.compile(fp.from_torch(module, x)).bind(seed=0).step({"input": x.numpy()}).outputs.values()
     np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Noisy(nn.Module):
+    """Dropout as the exporter writes it out: in place, of channels, and of whole items."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+        self.body, self.channels, self.head = nn.Linear(8, 8), nn.Dropout1d(0.3), nn.Linear(8, 4)
+        self.inplace = nn.Dropout(0.2, inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.channels(self.inplace(torch.relu(self.body(x))))
+        if self.training:
+            y = y * torch.empty(len(x), 1, 1).bernoulli_(0.75).div_(0.75)
+        return self.head(y) + (torch.rand_like(x[..., :4]) if self.always else 0)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+def test_noise_of_training_is_drawn_in_training_alone(target: str) -> None:
+    module, x = Noisy().eval(), torch.randn(16, 3, 8)
+    graph = fp.from_torch(module, x)
+    (found,) = fp.compile(graph, target=target).bind().step({"x": x.numpy()}).outputs.values()
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    session = fp.compile(graph, loss="mean", target=target).bind(seed=1)
+    losses = [session.step({"x": x.numpy()}).loss for _ in range(300)]
+    assert len(set(losses)) > 290
+    assert abs(np.mean(losses) - module(x).mean().item()) < 5 * np.std(losses) / len(losses) ** 0.5
+
+
+def test_noise_of_every_step_stays() -> None:
+    module, x = Noisy(always=True).eval(), torch.randn(4, 3, 8)
+    session = fp.compile(fp.from_torch(module, x), target="numpy").bind()
+    first, second = (next(iter(session.step({"x": x.numpy()}).outputs.values())) for _ in range(2))
+    assert not np.array_equal(first, second)
