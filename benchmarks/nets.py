@@ -188,7 +188,7 @@ NETS = {
     "U-Net, 4 images of 64²": Net(_unet, 0.8, images=True),
     "chain of nine convolutions, 256²": Net(chain, 0.8, images=True),
     "ViT-B/16 of 4 layers, 4 images": Net(images(VIT, 4), 0.85),
-    "GPT-2 of 4 layers, 2 x 256": Net(tokens(gpt2, 2, 256, 50257), 0.65),
+    "GPT-2 of 4 layers, 2 x 256": Net(tokens(gpt2, 2, 256, 50257), 0.85),
     "BERT of 4 layers, 2 x 128": Net(tokens(bert, 2, 128, 30522), 0.8),
     "Llama, 2 blocks, 1 x 256": Net(tokens(llama, 1, 256, 4096), 0.85),
     "MLP, width 1,024, batch 256": Net(numbers(Mlp, 256, 784), 0.85),

@@ -51,6 +51,16 @@ def test_what_does_other_work_is_left_out(cpu: ModuleType, changed: dict[str, An
     assert why in found["foreplan"]["failed"] and "failed" not in found["pytorch eager"]
 
 
+def test_weights_that_nobody_changes_count_for_nobody(cpu: ModuleType) -> None:
+    found = figures()
+    for figure in found.values():
+        figure["still"] = ["scaled.weight"]
+    found["pytorch eager"]["still"] = ["scaled.weight", "other.weight"]
+    cpu.judge(True, found)
+    assert [key for key, figure in found.items() if "failed" in figure] == ["pytorch eager"]
+    assert found["pytorch eager"]["failed"] == "it does not train 1 weights, other.weight among them"
+
+
 def test_the_best_peer_is_the_fastest_that_counts(cpu: ModuleType) -> None:
     found = figures()
     found["pytorch compile"]["processor"] = 0.05
