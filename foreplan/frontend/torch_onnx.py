@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,13 @@ def draws(proto: onnx.ModelProto) -> bool:
 def with_dropouts(proto: onnx.ModelProto) -> None:
     """Write noise that is 1 / p with probability p, else 0, as the dropout of ones: so training alone draws it.
 
-    That is what the exporter makes of dropout in place, of whole channels, and of stochastic depth.
+    That is what the exporter makes of dropout in place, of whole channels, and of stochastic depth. Draws that anything
+    else reads stay: a dropout would draw others.
     """
     from onnx import helper, numpy_helper
 
-    makers, gone = _makers(proto), set[str]()  # results that nothing else reads
-    found = {node.output[0]: _noise(makers, node) for node in proto.graph.node if node.op_type == "Div"}
+    makers, readers, gone = _makers(proto), _readers(proto), set[str]()
+    found = {node.output[0]: _noise(makers, readers, node) for node in proto.graph.node if node.op_type == "Div"}
     nodes: list[onnx.NodeProto] = []
     for node in proto.graph.node:
         chain = found.get(node.output[0])
@@ -48,7 +50,7 @@ def with_dropouts(proto: onnx.ModelProto) -> None:
             nodes.append(node)
             continue
         like, p, drawn = chain
-        gone |= set(drawn)
+        gone |= drawn
         y = node.output[0]
         one, ratio = (numpy_helper.from_array(np.array(x, np.float32)) for x in (1, 1 - p))
         nodes += [
@@ -64,9 +66,11 @@ def with_dropouts(proto: onnx.ModelProto) -> None:
     proto.graph.node.extend(kept)
 
 
-def _noise(makers: Mapping[str, onnx.NodeProto], node: onnx.NodeProto) -> tuple[str, float, tuple[str, ...]] | None:
-    """Of a node that divides such draws by their probability: what their shape is of, the probability, and the results
-    of the nodes that draw.
+def _noise(
+    makers: Mapping[str, onnx.NodeProto], readers: Mapping[str, int], node: onnx.NodeProto
+) -> tuple[str, float, set[str]] | None:
+    """Of a node that divides such draws by their probability, which nothing else reads: what their shape is of, the
+    probability, and the results of the nodes that draw.
     """
     number = makers.get(node.input[0]) if node.op_type == "Div" else None
     less = makers.get(number.input[0]) if number is not None and number.op_type in CASTS else None
@@ -76,7 +80,13 @@ def _noise(makers: Mapping[str, onnx.NodeProto], node: onnx.NodeProto) -> tuple[
     p, divisor = _constant(makers, less.input[1]), _constant(makers, node.input[1])
     if p is None or divisor is None or p.size != 1 or divisor.size != 1 or abs(p.item() - divisor.item()) > CLOSE:
         return None
-    return drawn.input[0], float(divisor.item()), (node.input[0], number.input[0], *less.input)
+    private = {node.input[0]: 1, number.input[0]: 1, less.input[0]: 1}
+    cast = makers.get(less.input[1])
+    if cast is not None and cast.op_type == "CastLike" and cast.input[1] == less.input[0]:  # of p to the type drawn
+        private |= {less.input[0]: 2, less.input[1]: 1}
+    if any(readers[name] != count for name, count in private.items()):
+        return None
+    return drawn.input[0], float(divisor.item()), set(private)
 
 
 def _constant(makers: Mapping[str, onnx.NodeProto], name: str) -> np.ndarray | None:
@@ -96,3 +106,15 @@ def _constant(makers: Mapping[str, onnx.NodeProto], name: str) -> np.ndarray | N
 
 def _makers(proto: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return {name: node for node in proto.graph.node for name in node.output}
+
+
+def _readers(proto: onnx.ModelProto) -> Counter[str]:
+    """How often each result is read, also within the bodies of conditions and loops."""
+    found, pending = Counter[str](), [proto.graph]
+    while pending:
+        graph = pending.pop()
+        found.update(value.name for value in graph.output)
+        for node in graph.node:
+            found.update(node.input)
+            pending += [body for each in node.attribute for body in (each.g, *each.graphs) if body.node or body.output]
+    return found

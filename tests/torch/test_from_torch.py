@@ -319,3 +319,19 @@ def test_noise_of_every_step_stays() -> None:
     session = fp.compile(fp.from_torch(module, x), target="numpy").bind()
     first, second = (next(iter(session.step({"x": x.numpy()}).outputs.values())) for _ in range(2))
     assert not np.array_equal(first, second)
+
+
+def test_draws_that_are_read_twice_stay_the_same_draws() -> None:
+    """A dropout in the place of one reader would draw others."""
+
+    class Marked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if not self.training:
+                return x
+            kept = torch.empty_like(x).bernoulli_(0.5)
+            return x * (kept / 0.5) + 10 * kept
+
+    x = np.ones((16, 8), np.float32)
+    session = fp.compile(fp.from_torch(Marked(), torch.from_numpy(x)), target="numpy").bind()
+    (found,) = session.step({"x": x}).outputs.values()
+    assert set(np.unique(found)) == {0.0, 12.0}
