@@ -55,7 +55,7 @@ def foreplan(folder: Path, threads: int, precision: str) -> Running:
     optimizer = fp.optim.Nesterov(RATE, momentum=how["momentum"]) if how["momentum"] else fp.optim.SGD(RATE)
     loss = "mse" if target.dtype.kind == "f" else "cross_entropy"
     trained = {"optimizer": optimizer, "loss": loss} if how["train"] else {}
-    more = {"budget": how["budget"], "precision": precision}
+    more = {"budget": how["budget"], "precision": precision, "prepack": not how["train"]}
     session = fp.compile(graph, target=f"cpu:threads={threads}", **trained, **more).bind()
     data = dict(zip((value.name for value in graph.inputs), arrays.values()))
     if not how["train"]:

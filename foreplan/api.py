@@ -427,6 +427,7 @@ def _lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
         named=options.named,
         offload=options.offload,
         prefetch=prefetch and options.prefetch,
+        prepack=options.prepack,
         tune=options.tune,
         accuracy=options.accuracy,
         workspace=options.workspace,

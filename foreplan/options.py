@@ -83,9 +83,7 @@ class Options:
     )
     optimizer: Optimizer | None = field(
         default=None,
-        metadata=_says(
-            "One of `foreplan.optim`; None: the step returns gradients and updates no parameter.",
-        ),
+        metadata=_says("One of `foreplan.optim`; None: the step returns gradients and updates no parameter."),
     )
     _: KW_ONLY
     target: str | Target = field(
@@ -277,6 +275,16 @@ class Options:
             "the same, and no faster for it.",
             check=flag,
             flag="--prefetch",
+        ),
+    )
+    prepack: bool = field(
+        default=False,
+        metadata=_says(
+            "Lay out weights once, when they are loaded, in the order in which their kernels read them; for inference.",
+            more="A weight whose readers want other orders stays as it is. A session shows weights as before; one that "
+            "trains cannot share them (`bind`). Targets but cpu change nothing.",
+            check=flag,
+            flag="--prepack",
         ),
     )
     precision: str = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from foreplan.errors import PlanError
 from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, target_named
@@ -59,6 +60,10 @@ def _check_call(program: Program, index: int, target: Target, used: bool) -> Non
     for operand in (*call.inputs, *call.outputs):
         _check_window(program, operand, where)
     windows = [operand.window for operand in call.outputs]
+    in_order = [replace(x.window, blocks=None) for x in call.inputs]
+    for i, x in enumerate(call.inputs):
+        if x.blocks is not None and x.blocks not in target.blocks(call.op, i, in_order, windows):
+            raise PlanError(f"{where}: no kernel for {call.op.name} reads input {i} in the blocks {x.blocks}")
     for operand, window in zip(call.outputs, windows):
         whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
         if not whole or not window.is_compact:
@@ -106,7 +111,9 @@ def _check_window(program: Program, operand: Operand, where: str) -> None:
     if not 0 <= operand.value < len(program.values):
         raise PlanError(f"{where}: there is no value {operand.value}")
     value = program.values[operand.value]
-    if operand.type.size == 0:
+    if operand.blocks is not None and (operand.offset, operand.nbytes) != (0, value.nbytes):
+        raise PlanError(f"{where}: {operand} is not all of {value.name!r}, which has {value.nbytes} bytes")
+    if operand.type.size == 0 or operand.blocks is not None:
         return
     steps = [(extent - 1) * stride for extent, stride in zip(operand.type.shape, operand.strides)]
     low = operand.offset + sum(step for step in steps if step < 0)

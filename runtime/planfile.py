@@ -135,6 +135,8 @@ def _value_record(value: Value) -> list[Any]:
 
 def _operand_record(operand: Operand) -> list[Any]:
     record = [operand.value, operand.offset, str(operand.type)]
+    if operand.blocks is not None:
+        return [*record, str(operand.blocks)]
     if operand.holds is not None:
         return [*record, list(operand.strides), operand.holds.name]
     return record if operand.strides == operand.type.strides else [*record, list(operand.strides)]

@@ -15,6 +15,7 @@ import numpy as np
 from foreplan.errors import ForeplanError, PlanError
 from foreplan.files import confined
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import as_dtype, tensor_type
@@ -271,11 +272,20 @@ def _value(record: Sequence[Any]) -> Value:
 
 def _operand(record: Sequence[Any]) -> Operand:
     type = tensor_type(_text(record[2]))
+    if len(record) == 4 and isinstance(record[3], str):
+        return Operand(_int(record[0]), _int(record[1]), type, type.strides, blocks=_blocks(record[3], type))
     strides = _each(record[3], _int) if len(record) > 3 else type.strides
     if len(strides) != type.rank:
         raise ValueError(f"{len(strides)} strides for {type}")
     holds = as_dtype(_text(record[4])) if len(record) > 4 else None
     return Operand(_int(record[0]), _int(record[1]), type, strides, holds)
+
+
+def _blocks(text: str, type: TensorType) -> Blocks:
+    found = Blocks.parsed(text)
+    if found.elements != type.size:
+        raise ValueError(f"{text} has another number of elements than {type}")
+    return found
 
 
 def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foreplan.errors import DoesNotFitError, SessionError
-from foreplan.lower.program import ARENA, PARAMETERS, Program
+from foreplan.lower.program import ARENA, PARAMETERS, Operand, Program
 from foreplan.lower.targets import engine_info
 from foreplan.planner.plan import Plan
 from foreplan.runtime.engine import Memory
@@ -69,6 +69,7 @@ def check_sharing(mine: tuple[Program, Plan], theirs: tuple[Program, Plan], heig
     if wrong:
         found, wanted = (each.get(wrong[0], ("missing", 0))[0] for each in (own, other))
         elsewhere = ", at another place: compile both from one model" if found == wanted else ""
+        elsewhere = ": compile it without prepack" if " in the blocks " in found + wanted else elsewhere
         raise SessionError(
             f"{programs[0].model!r} and {programs[1].model!r} cannot share parameters: {wrong[0]!r} is {found} in one "
             f"and {wanted} in the other{elsewhere}"
@@ -82,11 +83,16 @@ def _end(program: Program, plan: Plan) -> int:
     return align_up(max((starts[value] + program.values[value].nbytes for value in own), default=0), program.unit)
 
 
+def _lies(operand: Operand) -> str:
+    """Type and layout of a stored value, for people."""
+    return f"{operand.type}{f' in the blocks {operand.blocks}' if operand.blocks else ''}"
+
+
 def _parameters(program: Program, plan: Plan) -> dict[str, tuple[str, int]]:
     """Type and place of each stored value in the region of parameters."""
     starts = dict(plan.starts)
     return {
-        slot.name: (str(slot.operand.type), starts[slot.operand.value])
+        slot.name: (_lies(slot.operand), starts[slot.operand.value])
         for slot in program.stored
         if program.values[slot.operand.value].region == PARAMETERS
     }

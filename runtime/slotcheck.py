@@ -114,8 +114,9 @@ def _given(program: Program) -> dict[int, Slot]:
     found: dict[int, Slot] = {}
     for slot in (*program.inputs, *program.stored, *program.ahead):
         operand = slot.operand
-        whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
-        if operand.value in found or not whole or not operand.window.is_dense or operand.holds is not None:
+        whole = operand.offset == 0 and operand.nbytes == program.values[operand.value].nbytes
+        lies = operand.window.is_dense if operand.blocks is None else slot.kind.is_stored
+        if operand.value in found or not whole or not lies or operand.holds is not None:
             raise PlanError(f"slot {slot.name!r}: it must have a whole value in C order for itself")
         found[operand.value] = slot
     return found
@@ -153,7 +154,9 @@ def _check_types(program: Program, owners: Mapping[int, Operand]) -> None:
     dtypes = {value: operand.type.dtype for value, operand in owners.items()}
 
     def is_taken(operand: Operand) -> bool:
-        return dtypes[operand.value] == operand.written and alike(operand.written, operand.type.dtype)
+        there = owners[operand.value]
+        lies = operand.blocks == there.blocks and (there.blocks is None or operand == there)
+        return lies and dtypes[operand.value] == operand.written and alike(operand.written, operand.type.dtype)
 
     for call in program.calls:
         for operand in call.inputs:
@@ -184,7 +187,7 @@ def _check_homes(program: Program, given: Mapping[int, Slot], written: Mapping[i
 
 def _wanted_of_slot(value: Value, slot: Slot, ahead: bool) -> Value:
     """What a value must be that is there when the step begins."""
-    wanted = replace(value, nbytes=slot.operand.type.nbytes, category=CATEGORIES[slot.kind], home=-1)
+    wanted = replace(value, nbytes=slot.operand.nbytes, category=CATEGORIES[slot.kind], home=-1)
     if ahead:
         return replace(wanted, region=STATE, role=Role.STORED)
     if slot.kind is Kind.INPUT:

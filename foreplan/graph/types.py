@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from foreplan.errors import ShapeError
+from foreplan.graph.blocks import Blocks
 
 Shape = tuple[int, ...]
 MOST_AXES = 64  # of an array of NumPy, which inputs and outputs are
@@ -197,10 +198,12 @@ class Window:
     Attributes:
         type: element type and shape.
         strides: bytes from one element to the next along each axis.
+        blocks: the blocks in which its elements lie, where strides do not say it; these are then those of C order.
     """
 
     type: TensorType
     strides: tuple[int, ...]
+    blocks: Blocks | None = None
 
     @classmethod
     def dense(cls, type: TensorType) -> Window:
@@ -213,7 +216,7 @@ class Window:
         return self.type.shape
 
     def viewed(self, shape: Sequence[int], strides: Sequence[int]) -> Window:
-        """Another view of the same bytes."""
+        """Another view of the same bytes, which do not lie in blocks."""
         return Window(self.type.with_shape(tuple(shape)), tuple(strides))
 
     def broadcast(self, shape: Shape) -> Window:
@@ -226,14 +229,15 @@ class Window:
     def is_dense(self) -> bool:
         """Whether it lies in C order without gaps (the stride of an axis of extent 1 means nothing)."""
         steps = zip(self.shape, self.strides, self.type.strides)
-        return self.type.size <= 1 or all(extent == 1 or a == b for extent, a, b in steps)
+        as_in_c = self.type.size <= 1 or all(extent == 1 or a == b for extent, a, b in steps)
+        return as_in_c and self.blocks is None
 
     @cached_property
     def is_compact(self) -> bool:
         """Whether it lies without gaps, its axes in any order."""
         step = self.type.dtype.itemsize
-        if self.type.size <= 1:
-            return True
+        if self.blocks is not None or self.type.size <= 1:
+            return self.blocks is None
         for stride, extent in sorted((s, e) for e, s in zip(self.shape, self.strides) if e != 1):
             if stride != step:
                 return False

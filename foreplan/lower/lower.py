@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.arguments import flag, instance, whole
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
 from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
+from foreplan.lower.prepack import best_blocks, prepack_note
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import AUTO, chosen_target, why_numpy
@@ -35,6 +37,7 @@ def lower(
     named: Named = UNNAMED,
     offload: bool = False,
     prefetch: bool = False,
+    prepack: bool = False,
     tune: bool = False,
     accuracy: str = "default",
     workspace: int | str = WORKSPACE,
@@ -50,6 +53,7 @@ def lower(
         named: activations that are kept, recomputed or copied to the host (see `with_named`).
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
+        prepack: with stored values that no step changes in the blocks in which their readers are fastest.
         target: by name (see `target_named`), or one that has been made.
         tune: price kernels by measuring each once on this machine, as a target given by name.
         accuracy: "strict": as `target_named` takes it, of a target given by name.
@@ -58,17 +62,23 @@ def lower(
         passes: another list of passes than the usual one, of which those of the stage `target` run.
 
     Raises:
-        UsageError: no such target, or a size that cannot be understood.
+        UsageError: no such target, a size that cannot be understood, or `prepack` of a step that trains.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     instance("what is lowered", graph, Graph, "make one with from_onnx, trace or models.build")
     instance("named", named, Named, "make one with patterns.Named(keep=('h.*.attn',))")
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
+    if flag("prepack", prepack) and graph.loss is not None:
+        raise UsageError("prepack is for weights that never change, and this step trains them: leave it out")
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
-    program = _Lowering(formed, chosen, workspace).run()
+    program = _Lowering(formed, chosen, workspace, {}).run()
+    if prepack:
+        blocks = best_blocks(program, chosen)
+        program = _Lowering(formed, chosen, workspace, blocks).run()
+        program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
     program = replace(program, notes=(*program.notes, *because, *notes_of(program)))
     program = with_named(program, chosen, named)
@@ -79,8 +89,9 @@ def lower(
 class _Lowering:
     """One lowering: the lists that grow, and where each graph value has gone."""
 
-    def __init__(self, graph: Graph, target: Target, workspace: int | str) -> None:
+    def __init__(self, graph: Graph, target: Target, workspace: int | str, blocks: Mapping[str, Blocks]) -> None:
         self.graph, self.target = graph, target
+        self.blocks = blocks  # in which stored values lie, by name
         # The most workspace of a kernel; None: no limit. A kernel with more is taken if it needs at most this share of
         # the time.
         self.most: int | None = None
@@ -106,7 +117,7 @@ class _Lowering:
         graph = self.graph
         inputs = [self.slot(value, self.new_root(value, p.Role.INPUT, ARENA)) for value in graph.inputs]
         ordered = sorted(graph.stored, key=lambda value: region_of(value.kind))
-        stored = [self.slot(v, self.new_root(v, p.Role.STORED, region_of(v.kind))) for v in ordered]
+        stored = [self.slot(v, self.new_stored(v)) for v in ordered]
         for node in graph.nodes:
             self.lower_node(node)
         outputs = [self.result(name, value, p.Category.OUTPUTS) for name, value in graph.outputs.items()]
@@ -147,10 +158,14 @@ class _Lowering:
         self.values.append(p.Value(self.names.claim(name), nbytes, self.target.alignment, region, category, role, home))
         return len(self.values) - 1
 
-    def new_root(self, value: Value, role: p.Role, region: int) -> Operand:
-        index = self.new_value(value.name, value.type.nbytes, CATEGORIES[value.kind], role, region)
-        self.where[value] = Operand(index, 0, value.type, value.type.strides)
-        return self.where[value]
+    def new_root(self, value: Value, role: p.Role, region: int, blocks: Blocks | None = None) -> Operand:
+        operand = Operand(len(self.values), 0, value.type, value.type.strides, blocks=blocks)
+        self.new_value(value.name, operand.nbytes, CATEGORIES[value.kind], role, region)
+        self.where[value] = operand
+        return operand
+
+    def new_stored(self, value: Value) -> Operand:
+        return self.new_root(value, p.Role.STORED, region_of(value.kind), self.blocks.get(value.name))
 
     def slot(self, value: Value, operand: Operand) -> Slot:
         return Slot(value.name, operand, value.kind, value.init)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from foreplan.graph import DType, Initializer, Op, TensorType, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
 from foreplan.planner import Plan, Totals, totals
@@ -45,6 +46,7 @@ class Operand:
         type: element type and shape of the window.
         strides: bytes from one element to the next along each axis.
         holds: the element type that was written there, where the window reads its bytes as another one (`bitcast`).
+        blocks: the blocks in which the elements of a whole value lie, where it is not by strides.
     """
 
     value: int
@@ -52,11 +54,17 @@ class Operand:
     type: TensorType
     strides: tuple[int, ...]
     holds: DType | None = None
+    blocks: Blocks | None = None
 
     @property
     def window(self) -> Window:
         """How it lies, without its place."""
-        return Window(self.type, self.strides)
+        return Window(self.type, self.strides, self.blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, with what fills up blocks."""
+        return self.type.nbytes if self.blocks is None else self.blocks.size * self.type.dtype.itemsize
 
     @property
     def written(self) -> DType:
@@ -65,7 +73,7 @@ class Operand:
 
     def __str__(self) -> str:
         dense = self.strides == self.type.strides
-        lies = "" if dense else f"/{list(self.strides)}"
+        lies = f"/{self.blocks.tag}" if self.blocks else "" if dense else f"/{list(self.strides)}"
         return f"v{self.value}+{self.offset}:{self.type}{lies}" + ("" if self.holds is None else f" of {self.holds}")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foreplan.graph import Cost, Op, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 
 
@@ -93,6 +94,9 @@ class Target(Protocol):
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
         """The kernel that a plan names, with its payload; None: there is no such kernel."""
+
+    def blocks(self, op: Op, index: int, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Blocks]:
+        """The blocks in which some kernels for an op would have an input lie that never changes."""
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """What one run of a kernel takes, in nanoseconds, predicted or measured."""

@@ -67,7 +67,7 @@ def types_of(problem: Problem) -> dict[int, TensorType]:
     written = [operand for call in problem.calls for operand in call.outputs]
     read = [operand for call in problem.calls for operand in call.inputs]
     for operand in (*slots, *written, *read):
-        if operand.offset == 0 and operand.type.nbytes == problem.values[operand.value].nbytes:
+        if operand.offset == 0 and operand.nbytes == problem.values[operand.value].nbytes:
             types.setdefault(operand.value, operand.type)
     return types
 

@@ -124,13 +124,14 @@ def vectors(rows: int, columns: int, depth: int, block: Block | int) -> int:
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
-    """A convolution by oneDNN, or its data's gradient; y are results or cotangents.
+    """A convolution by oneDNN, or its data's gradient; y are results or cotangents. Weights in blocks are only read.
 
     Args:
         added: bytes that are added to others.
         spread: bytes of a gradient that has positions which no tap saw.
     """
-    passes = w.type.nbytes / WEIGHTS + added / SECOND_PASS + spread / SPREAD + _images(w, y)
+    moved = w.type.nbytes / (WEIGHTS if w.blocks is None else READ)
+    passes = moved + added / SECOND_PASS + spread / SPREAD + _images(w, y)
     rate = rates().direct_narrow if y.type.dtype.is_narrow else rates().direct
     return int(_operations(w, y) / rate + passes) // current_threads()
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 
 from foreplan.graph import Op, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.layouts import channels_last, images, in_c_order, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types, Windows
 from foreplan.lower.fallbacks import IN_FLOAT32
@@ -175,10 +176,21 @@ FAMILIES: Mapping[str, Family[Make]] = {
 }
 
 
+# The ways that take weights in blocks, those that they would pack them in themselves.
+IN_BLOCKS: Mapping[str, Sequence[str]] = {
+    "matmul": ("panels",),
+    "matmul_map": ("panels",),
+    "conv": ("panels", "onednn"),
+    "conv_map": ("panels", "onednn"),
+}
+
+
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, CpuKernel]:
     set_threads(threads)  # scratch memory depends on their number
     ways = FAMILIES[op.name].ways
+    if any(x.blocks is not None for x in inputs):
+        return _made({name: ways[name] for name in IN_BLOCKS.get(op.name, ())}, op, inputs, outputs)
     found = _made(ways, op, inputs, outputs)
     slow = level() < Level.AMX or not found
     if slow and "onednn" in ways and widened.has_narrow(inputs, outputs):
@@ -200,6 +212,13 @@ def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapp
     return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else {}
 
 
+def blocks_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Sequence[Blocks]:
+    """The blocks in which kernels for an op would have its weights, input 1, so as not to pack them themselves."""
+    found = kernels_for(op, inputs, outputs, threads)
+    wanted = (getattr(found.get(name), "wants", None) for name in IN_BLOCKS.get(op.name, ()))
+    return list(dict.fromkeys(blocks for blocks in wanted if blocks is not None))
+
+
 def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family[Make] | None:
     """The family of an op, if it has a kernel for these types in its preferred layouts."""
     return None if _liked(op, inputs, outputs, threads) is None else FAMILIES[op.name]
@@ -213,7 +232,7 @@ def reads_of(op: Op, inputs: Windows, outputs: Types, threads: int) -> Windows |
     if liked is None:
         return None
     family = FAMILIES[op.name]
-    found = [family.reads(op, i, x) for i, x in enumerate(inputs)]
+    found = [family.reads(op, i, x) if x.blocks is None else x for i, x in enumerate(inputs)]
     return found if kernels_for(op, found, family.layout(op, found, outputs), threads) else liked
 
 

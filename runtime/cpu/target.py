@@ -9,6 +9,7 @@ from functools import cached_property
 from foreplan.arguments import MOST_THREADS, whole
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
@@ -83,6 +84,8 @@ class CpuTarget:
             if name not in TRANSFORMED or not self.strict
         ]
         own = sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
+        if any(x.blocks is not None for x in inputs):
+            return own
         return own or reference(op, inputs, outputs) or loop_candidates(op, self.name)
 
     def kernel(
@@ -92,6 +95,12 @@ class CpuTarget:
         if isinstance(op, Loop):
             return named((loop_of(op, self.name, payload).candidate,), name, payload)
         return named(self.kernels(op, inputs, outputs), name, payload)
+
+    def blocks(self, op: Op, index: int, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Blocks]:
+        """Those in which kernels of products and convolutions would have their second factor, their weights."""
+        from foreplan.runtime.cpu.table import blocks_for
+
+        return blocks_for(op, inputs, outputs, self.threads) if index == 1 else ()
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Measured or predicted; NumPy's kernels are always predicted."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, predicted
 
@@ -112,6 +113,10 @@ class CudaTarget:
             work = self.profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))
         nanoseconds = work + LAUNCH * len(made.instructions)
         return Candidate(name, made.workspace, made.overwrites, made.parts, nanoseconds, made.payload, made.alignment)
+
+    def blocks(self, op: Op, index: int, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Blocks]:
+        """None: strides say how all tensors lie."""
+        return ()
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Predicted."""

@@ -10,6 +10,8 @@ from typing import cast
 import numpy as np
 
 from foreplan.errors import TargetError
+from foreplan.graph.blocks import Blocks
+from foreplan.graph.types import Shape
 from foreplan.lower.program import Call, Operand, Program
 from foreplan.ops.loop import Loop
 from foreplan.planner.plan import Plan, Step
@@ -37,10 +39,12 @@ def allocate(heights: Sequence[int]) -> list[np.ndarray]:
 
 
 def window(program: Program, regions: Sequence[np.ndarray], operand: Operand, offset: int) -> np.ndarray:
-    """The array of a tensor whose value lies at `offset` of its region."""
+    """The array of a tensor whose value lies at `offset` of its region; in blocks, of all their elements."""
     region, type = regions[program.values[operand.value].region], operand.type
     if type.size == 0:
         return np.empty(type.shape, type.dtype.numpy)
+    if operand.blocks is not None:
+        return np.ndarray(operand.blocks.size, type.dtype.numpy, region, offset)
     return np.ndarray(type.shape, type.dtype.numpy, region, offset + operand.offset, operand.strides)
 
 
@@ -69,6 +73,35 @@ class HostPlace:
     def fetch(self, into: np.ndarray) -> Run:
         """Copied at once."""
         into[...] = self.array
+        return _nothing
+
+
+class PlaceInBlocks(HostPlace):
+    """A tensor in host memory whose elements lie in blocks. Each is read and written through a copy in C order."""
+
+    def __init__(self, array: np.ndarray, shape: Shape, blocks: Blocks) -> None:
+        super().__init__(array)
+        self.shape, self.blocks = shape, blocks
+
+    def read(self) -> np.ndarray:
+        """A copy."""
+        return self.blocks.unpacked(self.array).reshape(self.shape)
+
+    def fill(self, make: Callable[[np.ndarray], object]) -> None:
+        """Written to a copy first."""
+        elements = np.empty(self.shape, self.array.dtype)
+        make(elements)
+        self.blocks.packed(elements, self.array)
+
+    def write(self, array: np.ndarray) -> None:
+        """Converted, then copied."""
+        elements = HostPlace(np.empty(self.shape, self.array.dtype))
+        elements.write(array)
+        self.blocks.packed(elements.array, self.array)
+
+    def fetch(self, into: np.ndarray) -> Run:
+        """Copied at once."""
+        into[...] = self.read()
         return _nothing
 
 
@@ -128,7 +161,8 @@ class NumpyBound:
 
     def place(self, operand: Operand, offset: int) -> HostPlace:
         """The tensor whose value lies at `offset` of its region."""
-        return HostPlace(self.window(operand, offset))
+        array = self.window(operand, offset)
+        return HostPlace(array) if operand.blocks is None else PlaceInBlocks(array, operand.type.shape, operand.blocks)
 
     def ahead(self, second: At, first: At) -> HostAhead:
         """The second slot of an input, and the input."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
@@ -49,6 +50,10 @@ class NumpyTarget:
         if isinstance(op, Loop):
             return named((loop_of(op, self.name, payload).candidate,), name, payload)
         return named(self.kernels(op, inputs, outputs), name, payload)
+
+    def blocks(self, op: Op, index: int, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Blocks]:
+        """None: strides say how all tensors lie."""
+        return ()
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """By the profile."""

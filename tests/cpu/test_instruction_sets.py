@@ -45,6 +45,7 @@ RUN_AGAIN = [
     "tests/cpu/test_blocked.py",
     "tests/cpu/test_vectors.py",
     "tests/cpu/test_parts.py",
+    "tests/cpu/test_prepack.py",
     "tests/cpu/test_product_parts.py",
     *(f"tests/engines/test_{name}.py" for name in ("attention", "contraction", "convolution", "linear_cross_entropy")),
     *(f"tests/sweep/test_ops.py::test_drawn_cases[cpu-{name}]" for name in DRAWN),

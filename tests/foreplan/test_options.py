@@ -41,6 +41,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "accumulate": st.integers(1, 1000),
     "offload": st.booleans(),
     "prefetch": st.booleans(),
+    "prepack": st.booleans(),
     "precision": st.sampled_from(PRECISIONS),
     "narrow_weights": st.booleans(),
     "tune": st.booleans(),

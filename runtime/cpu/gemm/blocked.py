@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreplan.graph import Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen.epilogue import Made, entries_of
 from foreplan.runtime.cpu.codegen.native import together
@@ -49,6 +50,7 @@ class Blocked:
         apart: whether sums of some steps lie in scratch memory.
         packed: bytes of scratch memory of a thread.
         nanoseconds: predicted.
+        wants: the blocks in which b would not be packed with every run.
 
     Raises:
         Refused: elements are not float32; a matrix has no axis with elements side by side, or y's lie apart within
@@ -57,6 +59,7 @@ class Blocked:
 
     packed = 0
     nanoseconds = 0
+    wants: Blocks | None = None
 
     def __init__(
         self,

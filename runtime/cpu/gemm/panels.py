@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foreplan.graph import Window
+from foreplan.graph import TensorType, Window
+from foreplan.graph.blocks import Blocks
+from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
 from foreplan.runtime.cpu.gemm.blocked import ITEM, Blocked, Share
 from foreplan.runtime.cpu.gemm.panels_loop import ENTRIES, Product, compiled_product
-from foreplan.runtime.cpu.gemm.registers import block_for
+from foreplan.runtime.cpu.gemm.registers import Block, block_for
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
@@ -26,7 +28,7 @@ TURN = 16  # steps that are packed together
 
 
 class Panels(Blocked):
-    """A product by vector instructions: see `Blocked`.
+    """A product by vector instructions: see `Blocked`. b may lie in panels already, in the blocks that it `wants`.
 
     Attributes:
         nanoseconds: predicted.
@@ -39,10 +41,16 @@ class Panels(Blocked):
         super().__init__(a, b, y, add, made, (STEPS, TURN), (block.rows, block.columns))
         few = y.shape[-1] <= FEW * block.columns
         packs_a = not self.a_along and a.strides[-1] > NEAR and not few
-        packs_b = self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0
-        self.product = Product(packs_a, packs_b, self.b_along, block, made.then if made else None)
+        panels, given = self._panels(b, block), b.blocks is not None
+        if given and b.blocks != panels:
+            raise Refused(f"a matrix in the blocks {b.blocks}")
+        packs_b = not given and (self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0)
+        self.wants = panels if packs_b else None
+        self.product = Product(packs_a, packs_b, given, self.b_along, block, made.then if made else None)
+        if given:
+            self.steps[1] = (align_up(self.columns, block.columns) * ITEM, self.most_steps * ITEM)
         kept = max(share.columns[1] - share.columns[0] for share in self.shares)
-        numbers = KEPT_FOR_FEW if self.rows <= FEW_ROWS and not packs_a else KEPT
+        numbers = KEPT_FOR_FEW if packs_b and self.rows <= FEW_ROWS and not packs_a else KEPT
         most = max(1, numbers // self.most_steps // block.columns) * block.columns
         self.most_kept = min(most, align_up(kept, block.columns))
         self.most_rows = min(ROWS, align_up(self.rows, block.rows)) if packs_a else self.rows
@@ -55,6 +63,15 @@ class Panels(Blocked):
         added = turns if add else turns - 1
         self.nanoseconds = prices.panels(self.count, rows, columns, self.depth, packed + read / 2, added)
         self.nanoseconds += prices.mapped(made.beside) if made else 0
+
+    def _panels(self, b: Window, block: Block) -> Blocks | None:
+        """A matrix in C order, or transposed, in panels: all steps of one that are packed at once lie together."""
+        for shape, turned in (((self.depth, self.columns), False), ((self.columns, self.depth), True)):
+            dense = Window.dense(TensorType(FLOAT32, shape))
+            if len(b.shape) == 2 and b.strides == (dense.strides[::-1] if turned else dense.strides):
+                steps, columns = ("b", "a") if turned else ("a", "b")
+                return Blocks(shape, f"{'BA' if turned else 'AB'}{self.most_steps}{steps}{block.columns}{columns}")
+        return None
 
     def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:
         """See `Blocked`."""

@@ -40,6 +40,7 @@ class Product:
     Attributes:
         packs_a: whether rows of a are packed, whose elements lie side by side across the sum.
         packs_b: whether panels of b are packed; else all columns make whole blocks, and are read where they lie.
+        given: whether b lies in panels already.
         b_along: whether elements of b lie side by side along the sum, else across.
         block: results that are computed together.
         then: the epilogue of each result; None: results are written.
@@ -47,6 +48,7 @@ class Product:
 
     packs_a: bool
     packs_b: bool
+    given: bool
     b_along: bool
     block: Block
     then: Then | None = None
@@ -103,7 +105,9 @@ class _Product(Writer):
         """All rows of a, with the panels that are kept; those that are packed some at a time."""
         b, t, n, width = self.b, self.table_of, self.number, self.block.columns * ITEM
         panels, panel, line = self.panels, self.panel, n(width)
-        if not self.product.packs_b:
+        if self.product.given:
+            panels = columns
+        elif not self.product.packs_b:
             panels, panel, line = columns, n(width), t["b_step"]
         with self.counted(n(0), self.blocks(t["rows"], t["most_rows"]), 1) as some:
             first = b.mul(some, t["most_rows"])

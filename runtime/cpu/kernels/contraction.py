@@ -12,6 +12,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.gemm.blocked import Blocked
 from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.parts import product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
@@ -49,6 +50,7 @@ def matmul_in_blocks(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles]
     a, b, y = _operands(op, inputs, outputs)
     plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
     product = way(a, b, y, add=base >= 0)
+    plan.wants = product.wants
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base, nanoseconds=product.nanoseconds)
 
@@ -76,12 +78,13 @@ def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | typ
     if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
         raise Refused("one after the other is faster, the product by oneDNN")
     arguments = {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **beside(2, len(inputs), len(outputs))}
+    plan.wants = product.wants if isinstance(product, Blocked) else None
     plan.run(product, arguments)
     return plan.finish(nanoseconds=product.nanoseconds, mapped=made.overwrites(2))
 
 
 def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window]:
-    """Both matrices and their product, or several, all of one rank."""
+    """Both matrices and their product, or several, all of one rank. The second may lie in blocks."""
     assert isinstance(op, MatMul)
     a, b = (swapped(x) if flag else x for x, flag in zip(inputs, (op.transpose_a, op.transpose_b)))
     y = outputs[0]
@@ -89,7 +92,7 @@ def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window
     rank = len(y.shape)
     a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
     check(a, b, y)
-    return a, b, y
+    return a, Window(b.type, b.strides, inputs[1].blocks), y
 
 
 def _rows(x: Window) -> Window:

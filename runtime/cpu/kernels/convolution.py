@@ -96,7 +96,7 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     made, ((_, source),) = plan.of_images(
         lambda seen: primitives.convolution(seen, weights, y, geometry, bias, described), (x, INPUT)
     )
-    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS, w.blocks)
     arguments = {c.SRC: source, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
     if bias:
         arguments[c.BIAS] = ("in", after[0][1], 0)
@@ -161,7 +161,9 @@ def _one_tap(
     if rows is None:
         raise Refused(f"{y.type} with the strides {y.strides}")
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
-    made = product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype))
+    flat = swapped(_flat_weights(w))
+    made = product(seen, Window(flat.type, flat.strides, w.blocks), matrix(rows, y.type.dtype))
+    plan.wants = made.wants if isinstance(made, Blocked) else None
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **arguments})
     then = made.made if isinstance(made, Blocked) else None
     mapped = then.overwrites(op.own if isinstance(op, ConvMap) else 2) if then else ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import DType, TensorType, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Arrays
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE
 from foreplan.runtime.cpu.gemm.products import Product
@@ -45,6 +46,7 @@ class Staged:
         cleared: whether output 0 is zero at first.
         nanoseconds: predicted, if there are several ways; None: by the op's flops and bytes.
         mapped: pairs of an output and the input whose place it takes.
+        wants: the blocks in which weights, input 1, would not be packed with every run.
     """
 
     stages: tuple[Stage, ...]
@@ -53,6 +55,7 @@ class Staged:
     cleared: bool = False
     nanoseconds: int | None = None
     mapped: tuple[tuple[int, int], ...] = ()
+    wants: Blocks | None = None
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
@@ -78,9 +81,14 @@ _ZERO = np.zeros(16, np.float32)
 
 
 class Stages:
-    """Stages as they are added, and the scratch memory that they share."""
+    """Stages as they are added, and the scratch memory that they share.
+
+    Attributes:
+        wants: see `Staged`.
+    """
 
     def __init__(self) -> None:
+        self.wants: Blocks | None = None
         self.stages: list[Stage] = []
         self.kept = 0  # bytes of scratch memory in use between stages
         self.most = 0
@@ -99,11 +107,23 @@ class Stages:
             self.most = max(self.most, self.kept + align_up(primitive.scratchpad, ALIGNMENT))
         self.stages.append(Stage(primitive, arguments))
 
-    def weights(self, given: Window, wanted: Description, place: Place) -> Place:
-        """Weights in the layout that a primitive wants."""
+    def weights(self, given: Window, wanted: Description, place: Place, blocks: Blocks | None = None) -> Place:
+        """Weights in the layout that a primitive wants.
+
+        Args:
+            blocks: those in which they lie already.
+
+        Raises:
+            Refused: the primitive wants others.
+        """
+        if blocks is not None:
+            if wanted.blocks != blocks:
+                raise Refused(f"weights in the blocks {blocks}")
+            return place
         described = Description.of(given)
         if described == wanted:
             return place
+        self.wants = wanted.blocks if given.is_dense else None
         here = self.keep(wanted.nbytes)
         self.run(primitives.reorder(described, wanted), {c.SRC: place, c.DST: here})
         return here
@@ -146,7 +166,7 @@ class Stages:
         mapped: tuple[tuple[int, int], ...] = (),
     ) -> Staged:
         """The kernel."""
-        return Staged(tuple(self.stages), self.most, base, cleared, nanoseconds, mapped)
+        return Staged(tuple(self.stages), self.most, base, cleared, nanoseconds, mapped, self.wants)
 
 
 def beside(own: int, inputs: int, outputs: int = 1) -> dict[int, Place]:

@@ -33,6 +33,9 @@ DIRECT, ADD, MUL, SUB = 1, 0x1FFF0, 0x1FFF1, 0x1FFF5  # dnnl_alg_kind_t: dnnl_co
 QUERY_IMPLEMENTATION = 8
 QUERY_SRC, QUERY_DIFF_SRC, QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_DST, QUERY_DIFF_DST = range(129, 135)
 QUERY_SCRATCHPAD = 136
+MD_STRIDES, MD_RANK, MD_DIMS, MD_PADDED_DIMS, MD_FORMAT_KIND = 14, 256, 257, 260, 262
+MD_BLOCKS, MD_BLOCK_SIZES, MD_BLOCK_AXES = 263, 264, 265
+BLOCKED = 2  # dnnl_format_kind_t
 
 # Arguments of primitives: DNNL_ARG_*
 SRC, OTHER, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
@@ -82,6 +85,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "dnnl_memory_desc_create_with_strides": [POINTER(c_void_p), c_int, POINTER(c_int64), c_int, POINTER(c_int64)],
     "dnnl_memory_desc_create_with_tag": [POINTER(c_void_p), c_int, POINTER(c_int64), c_int, c_int],
     "dnnl_memory_desc_destroy": [c_void_p],
+    "dnnl_memory_desc_query": [c_void_p, c_int, c_void_p],
     "dnnl_memory_create": [POINTER(c_void_p), c_void_p, c_void_p, c_void_p],
     "dnnl_memory_destroy": [c_void_p],
     "dnnl_primitive_attr_create": [POINTER(c_void_p)],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref, c_char_p, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
 
 from foreplan.graph import TensorType, Window
+from foreplan.graph.blocks import Blocks
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn.layouts import stepped, swapped
 from foreplan.runtime.cpu.onednn.library import Argument, Dims, library
@@ -25,6 +27,7 @@ class Description:
     @classmethod
     def of(cls, window: Window) -> Description:
         """A tensor that lies with these strides."""
+        assert window.blocks is None, window
         found, size = c_void_p(), window.type.dtype.itemsize
         strides = Dims(*(step // size for step in window.strides))
         shape, kind = Dims(*window.shape), c.DATA_TYPES[window.type.dtype.name]
@@ -44,6 +47,32 @@ class Description:
     def nbytes(self) -> int:
         """Size of a tensor so described."""
         return int(library().functions.dnnl_memory_desc_get_size(self.handle)) if self.handle else 0
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """The layout in blocks, if it is one."""
+        kind, rank, count = c_int(), c_int(), c_int()
+        for query, number in ((c.MD_FORMAT_KIND, kind), (c.MD_RANK, rank), (c.MD_BLOCKS, count)):
+            library().functions.dnnl_memory_desc_query(self.handle, query, byref(number))
+        if kind.value != c.BLOCKED:
+            return None
+        shape, filled, steps = (self._numbers(q, rank.value) for q in (c.MD_DIMS, c.MD_PADDED_DIMS, c.MD_STRIDES))
+        sizes, axes = (self._numbers(query, count.value) for query in (c.MD_BLOCK_SIZES, c.MD_BLOCK_AXES))
+        each = [math.prod(size for size, a in zip(sizes, axes) if a == axis) for axis in range(rank.value)]
+        counts = [extent // size for extent, size in zip(filled, each)]
+        order, step = sorted(range(rank.value), key=lambda axis: (-steps[axis], axis)), math.prod(sizes)
+        for axis in reversed(order):
+            if counts[axis] > 1 and steps[axis] != step:
+                return None
+            step *= counts[axis]
+        names = (chr(ord("A" if axis in axes else "a") + axis) for axis in order)
+        inner = (f"{size}{chr(ord('a') + axis)}" for size, axis in zip(sizes, axes))
+        return Blocks(tuple(shape), "".join((*names, *inner)))
+
+    def _numbers(self, query: int, count: int) -> Sequence[int]:
+        found = POINTER(c_int64)()
+        library().functions.dnnl_memory_desc_query(self.handle, query, byref(found))
+        return [found[i] for i in range(count)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Description):

@@ -1,0 +1,213 @@
+"""Weights in the blocks that their kernels read: the same answers, the same weights, and the bytes of blocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.errors import PlanError, SessionError, UsageError
+from foreplan.frontend import Tensor, nn
+from foreplan.graph import Normal
+from foreplan.graph.blocks import Blocks
+from foreplan.runtime.plancheck import check_program
+from foreplan.units import align_up
+from tests.cpu.check import needs_onednn
+from tests.profile import pick
+from tests.runtime.test_planfile import reseal
+
+pytestmark = needs_onednn()
+IMAGES = "resnet18:batch=1,size=64,classes=5"
+Arrays = dict[str, np.ndarray]
+
+
+def convolved(rng: np.random.Generator) -> fp.Graph:
+    """Convolutions of any geometry, one behind the other, with what may follow one in its epilogue."""
+    axes = int(rng.integers(1, 4))
+    channels, extents = int(rng.integers(1, 40)), tuple(map(int, rng.integers(5, 12, axes)))
+
+    def model(x: Tensor) -> Tensor:
+        for i in range(int(rng.integers(1, 4))):
+            groups = int(rng.choice([1, 1, 2, x.shape[1]]))
+            groups = groups if x.shape[1] % groups == 0 else 1
+            features = groups * int(rng.integers(1, 1 + 40 // groups)) if groups < x.shape[1] else x.shape[1]
+            taps = tuple(map(int, rng.choice([1, 1, 2, 3], axes))) if rng.random() < 0.6 else (1,) * axes
+            taps = tuple(map(min, taps, x.shape[2:]))
+            stride = tuple(map(int, rng.integers(1, 3, axes)))
+            bias, pads = bool(rng.integers(2)), tuple(map(int, rng.integers(0, 2, axes)))
+            y = nn.conv(x, features, taps, stride, pads, groups, bias=bias, name=f"conv{i}")
+            if rng.random() < 0.5:
+                y = nn.batch_norm(y, name=f"norm{i}")
+            if y.shape == x.shape and rng.random() < 0.5:
+                y = x + y
+            x = nn.relu(y) if rng.random() < 0.7 else y
+        return x
+
+    return fp.trace(model, fp.spec((int(rng.integers(1, 4)), channels, *extents)), name="convolved")
+
+
+def multiplied(rng: np.random.Generator) -> fp.Graph:
+    """Products with weights as they are and transposed, of any number of rows; some weights are read twice."""
+    rows = tuple(map(int, rng.integers(1, (30, 200)[: int(rng.integers(1, 3))])))
+
+    def model(x: Tensor) -> Tensor:
+        for i in range(int(rng.integers(1, 4))):
+            width = int(rng.integers(1, 500))
+            if rng.random() < 0.4:
+                w = nn.parameter(f"w{i}", (x.shape[-1], width), Normal(0.2))
+                y = x @ w
+                y = y + nn.relu(x * 0.5) @ w if rng.random() < 0.3 else y
+            else:
+                y = nn.linear(x, width, bias=bool(rng.integers(2)), name=f"linear{i}")
+            if rng.random() < 0.5:
+                y = nn.gelu(y)
+            x = x + y if y.shape == x.shape else y
+        return x
+
+    return fp.trace(model, fp.spec((*rows, int(rng.integers(1, 500)))), name="multiplied")
+
+
+def inputs_of(step: fp.Compiled, seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return {x.name: rng.normal(size=x.operand.type.shape).astype(np.float32) for x in step.program.inputs}
+
+
+def in_blocks(step: fp.Compiled) -> dict[str, Blocks]:
+    return {x.name: x.operand.blocks for x in step.program.stored if x.operand.blocks is not None}
+
+
+def outputs_of(session: fp.Session, data: Arrays) -> np.ndarray:
+    (found,) = session.step(data).outputs.values()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(pick(6, 25, 300)))
+@pytest.mark.parametrize("drawn", [convolved, multiplied])
+def test_answers_and_weights_are_those_of_weights_in_order(drawn: Any, seed: int) -> None:
+    graph, threads = drawn(np.random.default_rng(seed)), 1 + seed % 2
+    target = f"cpu:threads={threads}"
+    plain, packed = (fp.compile(graph, target=target, prepack=prepack) for prepack in (False, True))
+    first, other, reference = plain.bind(seed=1), packed.bind(seed=1, poison=True), fp.compile(graph, target="numpy")
+    data = inputs_of(plain, seed)
+    wanted = outputs_of(reference.bind(seed=1), data)
+    near = 2e-5 * max(1, float(np.abs(wanted).max()))
+    assert np.abs(outputs_of(other, data) - wanted).max(initial=0) < near
+    assert set(other.parameters) == set(first.parameters)
+    for name in first.parameters:
+        assert (other.parameters[name] == first.parameters[name]).all(), name
+        other.parameters[name] = first.parameters[name] * 2
+        assert (other.parameters[name] == first.parameters[name] * 2).all(), name
+
+
+def test_weights_lie_in_blocks_and_take_the_bytes_of_these() -> None:
+    graph = fp.models.build(IMAGES)
+    plain, packed = (fp.compile(graph, target="cpu:threads=1", prepack=prepack) for prepack in (False, True))
+    blocks, types = in_blocks(packed), {x.name: x.operand.type for x in plain.program.stored}
+    assert blocks
+    sizes = {v.name: v.nbytes for v in packed.program.values}
+    for name, each in blocks.items():
+        assert sizes[name] == 4 * each.size >= types[name].nbytes
+    more = sum(align_up(4 * each.size, 64) - align_up(types[name].nbytes, 64) for name, each in blocks.items())
+    stored = [sum(align_up(x.operand.nbytes, 64) for x in each.program.stored) for each in (packed, plain)]
+    assert stored[0] - stored[1] == more
+    (note,) = (note for note in packed.program.notes if note.startswith("prepack"))
+    assert note.startswith(f"prepack: {len(blocks)} weights lie in the blocks that their kernels read")
+
+
+def test_a_table_that_a_lookup_reads_too_stays_in_order() -> None:
+    def model(words: Tensor) -> Tensor:
+        table = nn.parameter("table", (300, 128))
+        return nn.linear(table[words], 128, name="between") @ table.T
+
+    graph = fp.trace(model, fp.spec((2, 40), "int64"), name="tied")
+    assert "table" not in in_blocks(fp.compile(graph, target="cpu:threads=1", prepack=True))
+
+
+def test_checkpoints_hold_weights_in_order(tmp_path: Path) -> None:
+    graph = fp.models.build(IMAGES)
+    plain, packed = (fp.compile(graph, target="cpu:threads=1", prepack=prepack) for prepack in (False, True))
+    assert in_blocks(packed)
+    first, other = plain.bind(seed=1), packed.bind(seed=2)
+    first.save(tmp_path / "plain.safetensors")
+    other.load(tmp_path / "plain.safetensors")
+    other.save(tmp_path / "packed.safetensors")
+    assert (tmp_path / "plain.safetensors").read_bytes() == (tmp_path / "packed.safetensors").read_bytes()
+    data = inputs_of(plain, 1)
+    wanted = outputs_of(first, data)
+    assert np.abs(outputs_of(other, data) - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def planned(tmp_path: Path) -> tuple[fp.Compiled, Path]:
+    step = fp.compile(fp.models.build(IMAGES), target="cpu:threads=1", prepack=True)
+    step.save(tmp_path / "step.plan")
+    return step, tmp_path / "step.plan"
+
+
+def test_a_plan_file_keeps_blocks(tmp_path: Path) -> None:
+    step, path = planned(tmp_path)
+    read, data = fp.load_plan(path), inputs_of(step, 1)
+    assert in_blocks(read) == in_blocks(step)
+    assert read.options.prepack
+    assert read.program.as_text() == step.program.as_text()
+    assert (outputs_of(read.bind(seed=1), data) == outputs_of(step.bind(seed=1), data)).all()
+
+
+def test_blocks_that_no_kernel_reads_are_refused(tmp_path: Path) -> None:
+    step, path = planned(tmp_path)
+    blocks = next(iter(in_blocks(step).values()))
+    shape, letters = str(blocks).partition(":")[0], "abcdefgh"[: len(blocks.shape)]
+    for other, error in (
+        (f"{shape}:{letters[::-1]}", "bytes|in the blocks"),
+        (f"{shape}x2:{letters}{'abcdefgh'[len(letters)]}", "another number of elements"),
+        ("AB16a", "no layout in blocks"),
+    ):
+        text = path.read_text()
+        assert text.count(json.dumps(str(blocks))) > 1
+        changed = tmp_path / "changed.plan"
+        changed.write_text(reseal(text.replace(json.dumps(str(blocks)), json.dumps(other))))
+        with pytest.raises(PlanError, match=error):
+            fp.load_plan(changed)
+
+
+def test_whoever_reads_a_weight_in_blocks_says_so(tmp_path: Path) -> None:
+    step, _ = planned(tmp_path)
+    name = next(iter(in_blocks(step)))
+    (slot,) = (x for x in step.program.stored if x.name == name)
+    plain = replace(slot.operand, blocks=None)
+    others = tuple(replace(x, operand=plain) if x.name == name else x for x in step.program.stored)
+    with pytest.raises(PlanError):
+        check_program(replace(step.program, stored=others), step.plan)
+    calls = tuple(
+        replace(call, inputs=tuple(plain if x == slot.operand else x for x in call.inputs))
+        for call in step.program.calls
+    )
+    with pytest.raises(PlanError):
+        check_program(replace(step.program, calls=calls), step.plan)
+
+
+def test_a_session_that_trains_shares_no_weights_in_blocks() -> None:
+    graph = fp.models.build(IMAGES)
+    training = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), target="cpu:threads=1").bind()
+    with pytest.raises(SessionError, match=r"in the blocks .*compile it without prepack"):
+        fp.compile(graph, target="cpu:threads=1", prepack=True).bind(share=training)
+    first = fp.compile(graph, target="cpu:threads=1", prepack=True).bind()
+    second = fp.compile(graph, target="cpu:threads=1", prepack=True).bind(share=first)
+    data = inputs_of(fp.compile(graph, target="cpu:threads=1"), 1)
+    assert (outputs_of(first, data) == outputs_of(second, data)).all()
+
+
+def test_a_step_that_trains_packs_nothing() -> None:
+    with pytest.raises(UsageError, match="prepack is for weights that never change"):
+        fp.compile(fp.models.build("mlp"), fp.losses.cross_entropy, fp.optim.SGD(0.1), prepack=True)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cuda:h100"])
+def test_other_targets_say_that_they_pack_nothing(target: str) -> None:
+    step = fp.compile(fp.models.build("mlp"), target=target, prepack=True)
+    assert not in_blocks(step)
+    assert any(note.startswith("prepack: no kernel") for note in step.program.notes)
