@@ -100,13 +100,25 @@ OPTIMIZERS = {
     "nesterov, decay": fp.optim.Nesterov(RATE, weight_decay=0.1),
     "nesterov, average": fp.optim.Nesterov(RATE, ema=0.9),
     "adagrad": fp.optim.Adagrad(RATE),
+    "adagrad, initial, group": fp.optim.Adagrad(RATE, 0.3, groups=[fp.optim.Group("table", rate=3.0)]),
+    "adagrad, decay": fp.optim.Adagrad(RATE, weight_decay=0.1),
+    "adagrad, norm": fp.optim.Adagrad(RATE, clip_norm=0.5),
+    "adagrad, average": fp.optim.Adagrad(RATE, ema=0.9),
     "adam": fp.optim.Adam(RATE),
 }
 BY_ROWS = {
     **{key: [3] for key in ("sgd", "schedule, group", "decay of others", "momentum", "momentum, schedule, group")},
     **{key: [3, 5] for key in ("nesterov", "nesterov, group")},  # velocity; then table, velocity and rate
+    **{key: [2, 3, 3] for key in ("adagrad", "adagrad, initial, group")},  # sums of rows; squares; then the table
 }
-PLAIN = {"sgd": fp.optim.SGD(RATE), "momentum": fp.optim.Momentum(RATE, 0.8), "nesterov": fp.optim.Nesterov(RATE, 0.8)}
+PLAIN = {
+    "sgd": fp.optim.SGD(RATE),
+    "momentum": fp.optim.Momentum(RATE, 0.8),
+    "nesterov": fp.optim.Nesterov(RATE, 0.8),
+    "adagrad": fp.optim.Adagrad(RATE, 0.5),
+    "sparse_adam": fp.optim.SparseAdam(RATE, epsilon=1.0),
+}
+KEPT = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "sparse_adam": 2}  # of the table's size
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -183,6 +195,28 @@ def test_distinct_rows_get_the_bits_of_momentum() -> None:
             np.testing.assert_array_equal(session.parameters["table"], now)
 
 
+def test_rows_get_the_bits_of_adagrad() -> None:
+    """s ← s + g² and p ← p − η·g / (√s + ε), with g scattered into zeros, rows of an index in their order."""
+    rng, rate, epsilon = np.random.default_rng(3), np.float32(RATE), np.float32(1e-10)
+    for _ in range(pick(5, 20, 100)):
+        count, table = int(rng.integers(1, 9)), (int(rng.integers(9, 40)), int(rng.integers(1, 40)))
+        now, wanted = (rng.normal(size=shape).astype(np.float32) for shape in (table, (count, table[1])))
+        groups = [fp.optim.Group("scale", rate=0.0)]  # stays one
+        graph, optimizer = model([(count,)], table, "float32"), fp.optim.Adagrad(RATE, 0.25, groups=groups)
+        session = fp.compile(graph, optimizer=optimizer, target="numpy").bind()
+        session.parameters["table"], session.parameters["scale"] = now, np.ones(table[1], np.float32)
+        total = np.full(table, 0.25, np.float32)
+        for _ in range(STEPS):
+            indices = rng.integers(-table[0], table[0], 3)[rng.integers(0, 3, count)]
+            session.step({"i0": indices, "w0": wanted})
+            gradient = np.zeros(table, np.float32)
+            np.add.at(gradient, indices, np.float32(2) * (now[indices] - wanted))
+            total = total + gradient * gradient
+            now = now - rate * (gradient / (np.sqrt(total) + epsilon))
+            assert session.stored["table/sum_of_squares"].tobytes() == total.tobytes()
+            assert session.parameters["table"].tobytes() == now.tobytes()
+
+
 @needs_onednn()
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", PLAIN)
@@ -206,13 +240,14 @@ def test_engines_agree(seed: int, name: str, precision: str) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
 def test_no_gradient_of_a_table_is_in_the_plan(target: str, name: str) -> None:
-    """The arena has the rows that are read and what follows from them, beside the table, its velocity if it has one,
-    and blocks of kernels.
+    """The arena has the rows that are read and what follows from them, beside the table, what is kept for it, and
+    blocks of kernels.
     """
     lookups, table = [(7,), (3, 5)], (50_000, 24)
     step = fp.compile(model(lookups, table, "float32"), optimizer=PLAIN[name], target=target)
-    whole, row = 4 * table[0] * table[1] * (1 if name == "sgd" else 2), 4 * table[1]
+    whole, row = 4 * table[0] * table[1] * (1 + KEPT[name]), 4 * table[1]
     assert whole <= step.arena_bytes <= whole + 8 * 22 * row + (1 << 17)
+    assert not any("NumPy" in note for note in step.program.notes)
 
 
 def test_stays_whole_where_rows_have_more_elements() -> None:
@@ -226,3 +261,35 @@ def test_a_table_that_a_product_reads_too_gets_a_whole_gradient() -> None:
     step = fp.differentiate(graph, fp.losses.cross_entropy, fp.optim.SGD(RATE))
     tied = step.updates[next(value for value in step.parameters if value.shape == (50, 8))]
     assert not isinstance(step.producer[tied].op, ScatterAdd)
+
+
+ASKED: list[dict[str, Any]] = [{}, {"clip_norm": 1e9}, {"clip_value": 1e9}, {"ema": 0.9}]
+
+
+@pytest.mark.parametrize("seed", range(pick(2, 5, 20)))
+def test_sparse_adam_learns_alike_by_rows_and_over_whole_tables(seed: int) -> None:
+    """What needs the whole gradient changes no result: rows that are not read stay as they are."""
+    rng = np.random.default_rng(seed)
+    lookups, table = drawn(rng)
+    graph = model(lookups, table)
+    start = {"table": rng.normal(size=table), "scale": rng.normal(size=table[1:])}
+    batches = [given(rng, lookups, table) for _ in range(STEPS)]
+    optimizers = [fp.optim.SparseAdam(RATE, **asked) for asked in ASKED]
+    by_rows = [sums(step_of(graph, each)) == [2, 3, 3, 3] for each in optimizers]
+    assert by_rows == [True, False, False, False]
+    first, *others = (trained(graph, each, start, batches) for each in optimizers)
+    for other in others:
+        for key, array in first.items():
+            np.testing.assert_allclose(other[key], array, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_adam_over_micro_batches_is_refused() -> None:
+    graph = model([(3,)], (9, 2))
+    with pytest.raises(fp.UsageError, match="leave accumulate out, or use Adam"):
+        fp.compile(graph, optimizer=fp.optim.SparseAdam(RATE), accumulate=2)
+
+
+@pytest.mark.parametrize("kind", [fp.optim.Adagrad, fp.optim.SparseAdam])
+def test_a_table_without_rows(kind: Any) -> None:
+    graph = model([(0,)], (0, 2))
+    fp.compile(graph, optimizer=kind(RATE)).bind().step({"i0": np.zeros(0, np.int64), "w0": np.zeros((0, 2))})
