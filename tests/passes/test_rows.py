@@ -283,6 +283,20 @@ def test_sparse_adam_learns_alike_by_rows_and_over_whole_tables(seed: int) -> No
             np.testing.assert_allclose(other[key], array, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_no_table_learns_as_with_adam() -> None:
+    """To the bit; also a table that products read."""
+    rng = np.random.default_rng(4)
+    lookups, table = drawn(rng)
+    graph = model(lookups, table, products=True)
+    start = {"table": rng.normal(size=table), "scale": rng.normal(size=table[1:])}
+    batches = [given(rng, lookups, table) for _ in range(STEPS)]
+    ours, theirs = (
+        trained(graph, kind(RATE, 0.8, 0.99, 1e-3), start, batches) for kind in (fp.optim.SparseAdam, fp.optim.Adam)
+    )
+    for key, array in theirs.items():
+        np.testing.assert_array_equal(ours[key], array)
+
+
 def test_sparse_adam_over_micro_batches_is_refused() -> None:
     graph = model([(3,)], (9, 2))
     with pytest.raises(fp.UsageError, match="leave accumulate out, or use Adam"):
