@@ -43,7 +43,7 @@ def test_steps_give_what_numpy_gives(optimizer: Optimizer, monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", [fp.optim.Adagrad, fp.optim.SparseAdam])
 def test_rows_give_what_numpy_gives(kind: type[Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one table, two lookups that meet in some rows."""
-    rng, lookups, table = np.random.default_rng(0), [(4097,), (3, 5)], (9000, 6)
+    rng, lookups, table = np.random.default_rng(0), [(4097,), (3, 5)], (17_000, 6)
     graph, optimizer = test_rows.model(lookups, table, "float32"), kind(0.05, epsilon=0.1)
     reference, step = (fp.compile(graph, optimizer=optimizer, target=t) for t in ("numpy", OwnTarget("h100")))
     sessions = [reference.bind(), *cards(monkeypatch, step, 0)]

@@ -40,7 +40,7 @@ class Adagrad(Elementwise):
         """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, only these
         rows change, by the same formula: a gradient of zero changes neither s nor p.
         """
-        if not site.by_rows or self.weight_decay:
+        if not site.by_sums or self.weight_decay:
             super().add(site)
             return
         (total,), (site, _) = site.state, site.summed()

@@ -60,7 +60,7 @@ class SparseAdam(Common):
             )
         if not site.rows:
             self._adam.add(site)
-        elif site.by_rows:
+        elif site.by_sums:
             self._add_rows(*site.summed())
         else:
             self._write_read(site)
