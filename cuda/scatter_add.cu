@@ -9,6 +9,8 @@
 // adds up a part of a slice over one of these. Sums are [parts, outer, n, inner], and are added up afterwards; the first
 // part has what the table holds.
 //
+// `first_equal` finds where each index stands first.
+//
 // PLACE is the type of indices, INDEX that of positions, BITS are those of a digit. VECTOR elements of a slice lie side
 // by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS: the table
 // already holds numbers. HOW says what becomes of two numbers: ADD, MULTIPLY, LEAST or MOST; NaN stays NaN. Tensors are
@@ -120,6 +122,24 @@ extern "C" __global__ void __launch_bounds__(SORTING, 1) sort_by_digit(const Pas
             a.positions[slot] = position[k];
             a.places[slot] = place[k];
         }
+}
+
+struct Sorted {
+    i64 count;
+    const INDEX *positions, *places;
+    i64* y;
+};
+
+// Of each position, the first one of its place, which is found by halves.
+extern "C" __global__ void __launch_bounds__(ADDING) first_equal(const Sorted a) {
+    const INDEX slot = static_cast<INDEX>(blockIdx.x) * ADDING + threadIdx.x, count = static_cast<INDEX>(a.count);
+    if (slot >= count) return;
+    const INDEX place = a.places[slot];
+    INDEX begin = 0, step = 1;
+    while (step <= count / 2) step *= 2;
+    for (; step; step /= 2)
+        if (begin + step <= count && a.places[begin + step - 1] < place) begin += step;
+    a.y[a.positions[slot]] = static_cast<i64>(a.positions[begin]);
 }
 
 constexpr int ADD = 0, MULTIPLY = 1, LEAST = 2, MOST = 3;

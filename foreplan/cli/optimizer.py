@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "lion": "Lion",
     "lamb": "LAMB",
     "muon": "Muon",
+    "sparse_adam": "SparseAdam",
 }
 SCHEDULES = ("constant", "linear", "cosine", "polynomial", "staircase", "inverse_sqrt", "one_cycle")
 # What has an option of its own, and what one cannot write as a number, yes, no or a word.

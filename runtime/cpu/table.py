@@ -156,6 +156,7 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "scatter_add": Family({"loops": index.scatter_add}, in_c_order, index.scatter_reads),
     "map_scatter_add": Family({"loops": index.map_scatter_add}, in_c_order, index.scatter_reads),
     "scatter_reduce": Family({"loops": index.scatter_add}, in_c_order, index.scatter_reads),
+    "first_equal": Family({"loops": index.first_equal}, in_c_order, _as_reference),
     "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
     "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),
     "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),

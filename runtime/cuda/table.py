@@ -178,6 +178,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "gather_elements": _own(lines.gather_elements),
     "map_scatter_add": _own(index.scatter_add, reads=index.scatter_reads),
     "scatter_reduce": _own(index.scatter_add, reads=index.scatter_reads),
+    "first_equal": _own(index.first_equal, reads=index.indices_reads),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),
     "conv": _convolution(conv.conv, images),

@@ -8,6 +8,7 @@ import pytest
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr import Arg, maximum
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
@@ -76,6 +77,15 @@ def test_map_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indi
     engine.check_over(op, [*given, np.array(0.5, np.float32)], None, (0, 2), (0, 3))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize(("extent", "count"), [(1, 9), (3, 9000), (200, 50), (1000, 4097), (1 << 33, 200), (5, 0)])
+def test_first_equal(engine: Engine, extent: int, count: int, dtype: str) -> None:
+    indices = places((count,), min(extent, 100), dtype)
+    (y,) = engine.run(FirstEqual(extent), [indices])
+    found = (indices.astype(np.int64) % extent).tolist()
+    np.testing.assert_array_equal(y, np.array([found.index(place) for place in found], np.int64))
+
+
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("how", ["mul", "min", "max"])
 @pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
@@ -101,6 +111,8 @@ def test_places_far_beyond_either_end_count_modulo_the_axis(engine: Engine, dtyp
     updates, added = updates_for((10, 4), 0, (len(far),)), np.zeros((10, 4), np.float32)
     np.add.at(added, within, updates)
     np.testing.assert_allclose(engine.run(ScatterAdd(0, (10, 4)), [indices, updates])[0], added, rtol=1e-6)
+    first = np.array([within.tolist().index(place) for place in within])
+    np.testing.assert_array_equal(engine.run(FirstEqual(10), [indices])[0], first)
 
 
 def test_updates_and_tables_are_read_as_they_lie(engine: Engine) -> None:

@@ -55,7 +55,13 @@ def test_one_step_in_onnx_runtime(name, tmp_path):
     assert f"{next(iter(session.parameters))}/velocity/next" in found
 
 
-@pytest.mark.parametrize("optimizer", [fp.optim.SGD(0.1), fp.optim.Momentum(0.1), fp.optim.Nesterov(0.1)])
+BY_ROWS = [
+    *(fp.optim.SGD(0.1), fp.optim.Momentum(0.1), fp.optim.Nesterov(0.1)),
+    *(fp.optim.Adagrad(0.1, 0.5), fp.optim.SparseAdam(0.1, epsilon=0.1)),
+]
+
+
+@pytest.mark.parametrize("optimizer", BY_ROWS, ids=lambda each: type(each).__name__)
 def test_rows_are_added_to_tables_in_onnx_runtime(optimizer, tmp_path):
     """The update of a table whose gradient is rows alone."""
     session, inputs = trained("dlrm:batch=4,dense=5,tables=3,rows=20,width=8,hidden=16", optimizer)

@@ -12,6 +12,7 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Pad
@@ -124,6 +125,7 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield ScatterAdd(0, (2, 64)), [*of("int64", (10_000,)), *of(dtype, (10_000, 64))]
     yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
     given = [*of("int64", (5000,)), *of(dtype, (5000, 64), *[(50_000, 64)] * 2, ())]
+    yield FirstEqual(50_000), of("int64", (5000,))
     yield MapScatterAdd(0, (50_000, 64), "(a0 - (a2 * a1))"), given
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)

@@ -7,6 +7,7 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
 from foreplan.ops.map_scatter_add import MapScatterAdd
@@ -192,3 +193,22 @@ def test_valid_range_and_refusals() -> None:
     for positions in (i, b.input("one", type_of(np.array(0)))):
         with pytest.raises(ShapeError, match="the last axis of the indices must have"):
             gather_nd(b, x, positions)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8"])
+@pytest.mark.parametrize("count", [0, 1, 6, 700])
+def test_first_equal(count: int, dtype: str) -> None:
+    """Of negative indices and those that mean the same places."""
+    indices = indices_for(9, (count,), dtype)
+    (y,) = run_op(FirstEqual(9), indices)
+    places = (indices % 9).tolist()
+    assert y.dtype == np.int64
+    np.testing.assert_array_equal(y, [places.index(place) for place in places])
+
+
+def test_first_equal_of_something_else() -> None:
+    for indices, extent in ((np.zeros(2), 3), (np.zeros((2, 2), np.int64), 3), (np.zeros(2, np.int64), 0)):
+        with pytest.raises(ShapeError):
+            FirstEqual(extent).infer([type_of(indices)])
+    with pytest.raises(ShapeError, match="cannot compare"):
+        FirstEqual(1 << 62).infer([type_of(np.zeros(2, np.int64))])

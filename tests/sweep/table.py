@@ -267,6 +267,7 @@ ENTRIES: dict[str, Entry] = {
     "gather": _moved(places.gather, place_oracles.gather),
     "gather_elements": _moved(places.gather_elements, place_oracles.gather_elements),
     "scatter_add": Entry(places.scatter_add, place_oracles.scatter_add, Sums(_updates, narrow=True)),
+    "first_equal": Entry(places.first_equal, place_oracles.first_equal, Exact()),
     "map_scatter_add": Entry(places.map_scatter_add, place_oracles.map_scatter_add, Smooth(_updates, narrow=True)),
     "scatter_reduce": Entry(
         places.scatter_reduce,

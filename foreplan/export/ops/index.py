@@ -6,6 +6,7 @@ from foreplan.export.emitter import Emitter
 from foreplan.export.table import writes
 from foreplan.graph import TensorType
 from foreplan.graph.types import FLOAT32, INT64, DType
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.scan import CumSum
@@ -56,6 +57,13 @@ def _scatter(e: Emitter, op: ScatterAdd, x: list[str], types: list[TensorType], 
     rows = e.transpose(e.cast(x[1], own, wide), behind)
     y = e.op("ScatterND", e.transpose(base, turned), at, rows, reduction=how)
     return [e.cast(e.transpose(y, [turned.index(axis) for axis in range(rank)]), wide, own)]
+
+
+@writes(FirstEqual)
+def _first_equal(e: Emitter, op: FirstEqual, x: list[str], types: list[TensorType]) -> list[str]:
+    at = e.op("Mod", e.cast(x[0], types[0].dtype, INT64), e.scalar(op.extent, INT64))
+    _, firsts, which, _ = e.node("Unique", [at], 4)
+    return [e.op("Gather", firsts, which, axis=0)]
 
 
 @writes(CumSum)

@@ -5,6 +5,7 @@ descent     SGD, Momentum, Nesterov, Lion
 adaptive    Adagrad, RMSprop, Adam, AdamW, NAdam
 adafactor, lamb, muon
             those that need more of a tensor than one element
+sparse_adam Adam of the rows of tables that are read
 schedule    learning rates as functions of the number of updates
 site        the place of one update in a graph
 rows        gradients of tables that are rows alone
@@ -29,6 +30,7 @@ from foreplan.passes.optimizer.schedule import (
     polynomial,
     staircase,
 )
+from foreplan.passes.optimizer.sparse_adam import SparseAdam
 
 __all__ = [
     "LAMB",
@@ -46,6 +48,7 @@ __all__ = [
     "Optimizer",
     "RMSprop",
     "Schedule",
+    "SparseAdam",
     "constant",
     "cosine",
     "inverse_sqrt",

@@ -10,6 +10,7 @@ from foreplan.graph import TensorType
 from foreplan.ops.expr import Const, Expr, call, maximum, sqrt
 from foreplan.passes.optimizer.rule import Elementwise, Exprs, Kept
 from foreplan.passes.optimizer.schedule import Schedule
+from foreplan.passes.optimizer.site import Site
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,21 @@ class Adagrad(Elementwise):
         gradient = gradient + self.weight_decay * parameter
         total = state[0] + gradient * gradient
         return (parameter - rate * (gradient / (sqrt(total) + self.epsilon)), total)
+
+    def add(self, site: Site) -> None:
+        """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, only these
+        rows change, by the same formula: a gradient of zero changes neither s nor p.
+        """
+        if not site.by_sums or self.weight_decay:
+            super().add(site)
+            return
+        (total,), (site, _) = site.state, site.summed()
+        site.add_rows(total, lambda row: row * row)
+        site.add_rows(
+            site.parameter,
+            lambda row, rate, total: -(rate * (row / (sqrt(total) + self.epsilon))),
+            *(site.rate, site.rows_of(site.updates[total])),
+        )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class SGD(Elementwise):
         """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, only these
         rows change, and the whole gradient is never made.
         """
-        if site.rows and not self.weight_decay:
+        if site.by_rows and not self.weight_decay:
             site.add_rows(site.parameter, lambda row, rate: -rate * row, site.rate)
         else:
             super().add(site)
@@ -54,7 +54,7 @@ class Momentum(Elementwise):
         """One map over the parameter's elements. Where the gradient is rows of a table, and nothing decays, they are
         added to v as they are, and the whole gradient is never made.
         """
-        if site.rows and not self.weight_decay:
+        if site.by_rows and not self.weight_decay:
             self.add_rows(site, *site.state)
         else:
             super().add(site)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Node, Value
+from foreplan.graph.types import INT64
 from foreplan.ops.expr import Arg, cast
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import ScatterAdd
-from foreplan.ops.map import Map
+from foreplan.ops.join import concat
+from foreplan.ops.map import Map, convert
+from foreplan.ops.shape import reshape
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,7 @@ class Rows:
 
 
 def rows_of(b: Builder, gradient: Value) -> tuple[Rows, ...]:
-    """The rows that a gradient is the sum of, the latest first; none if it is anything else, or if it has fewer
-    elements than they have.
-    """
+    """The rows that a gradient is the sum of, the latest first; none if it is anything else."""
     found, pending = list[Rows](), [gradient]
     while pending:
         node = _producer(b, pending.pop())
@@ -38,7 +41,26 @@ def rows_of(b: Builder, gradient: Value) -> tuple[Rows, ...]:
             pending += node.inputs
         else:
             return ()
-    return tuple(found) if sum(rows.values.type.size for rows in found) <= gradient.type.size else ()
+    return tuple(found)
+
+
+def flat_indices(b: Builder, rows: Rows) -> Value:
+    """The indices along one axis, int64."""
+    return reshape(b, convert(b, rows.indices, INT64), (rows.indices.type.size,))
+
+
+def summed(b: Builder, every: Sequence[Rows], table: Value) -> tuple[Rows, Value]:
+    """Rows of the same index added up, in the table's element type: the sum stands where that index stands first, and
+    the other positions of the index have zeros.
+
+    Returns:
+        The rows, all along one axis; and for each position the first one of its index.
+    """
+    indices = concat(b, [flat_indices(b, rows) for rows in every])
+    each = [convert(b, rows.values, table.dtype) for rows in every]
+    values = concat(b, [reshape(b, value, (-1, *table.shape[1:])) for value in each])
+    first = b.apply(FirstEqual(table.shape[0]), indices, name="first")
+    return Rows(indices, b.apply(ScatterAdd(0, values.shape), first, values, name="sums")), first
 
 
 def _passes_rows(node: Node) -> bool:

@@ -82,6 +82,7 @@ class Updater:
         if self.share is not None:
             wide = parameter.type.with_dtype(parameter.dtype.wide)
             average = Average(self._state(parameter, AVERAGE, wide), self.share)
+        rows = rows_of(self.b, gradient)
         site = Site(
             self.b,
             parameter,
@@ -95,20 +96,21 @@ class Updater:
             clip_value=self.optimizer.clip_value,
             finite=ok,
             average=average,
-            rows=self._rows(parameter, gradient),
+            rows=rows,
+            by_rows=self._by_rows(parameter, rows),
         )
         rule.add(site)
         self.updates |= site.updates
 
-    def _rows(self, parameter: Value, gradient: Value) -> tuple[Rows, ...]:
-        """The rows that a gradient is, if these alone say how the parameter changes.
+    def _by_rows(self, parameter: Value, rows: tuple[Rows, ...]) -> bool:
+        """Whether the rows of a gradient alone may say how the parameter changes.
 
-        They do not where a norm, a limit or an average needs the whole gradient or the whole parameter. A narrow
-        parameter would be rounded each time that a row is added.
+        They may not where a norm, a limit or an average needs the whole gradient or the whole parameter, or where they
+        have more elements. A narrow parameter would be rounded each time that a row is added.
         """
         shared = (self.optimizer.clip_norm, self.optimizer.clip_value, self.scale, self.count, self.share)
         whole = any(each is not None for each in shared) or parameter.dtype.is_narrow
-        return () if whole else rows_of(self.b, gradient)
+        return bool(rows) and not whole and sum(each.values.type.size for each in rows) <= parameter.type.size
 
     def _state(self, parameter: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
         return self.b.store(f"{parameter.name}/{name}", type, Kind.STATE, Fill(first))

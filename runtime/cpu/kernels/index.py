@@ -1,4 +1,4 @@
-"""Gathering slices, and adding or combining slices at the places of indices, by compiled loops.
+"""Gathering slices, adding or combining slices at the places of indices, and finding equal indices, by compiled loops.
 
 Slices are added in the order of the indices. Parts of the work are ranges of places within a slice, so no result
 depends on the number of threads.
@@ -15,6 +15,7 @@ from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import folded_shape
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
@@ -110,6 +111,23 @@ def _widened(start, stop, row, line):  # type: ignore[no-untyped-def]
         line[k] = number(row[k])
 
 
+@_compiled
+def _first_equal(indices, extent, slots, bits, y):  # type: ignore[no-untyped-def]
+    """A table of 2^bits slots, each the first position of an index or -1; its slot is the first free one from its
+    hash on (Knuth 1973, section 6.4).
+    """
+    for i in range(len(slots)):
+        slots[i] = -1
+    for i in range(len(indices)):
+        place = _within(indices[i], extent)
+        slot = (((place & 0x7FFFFFFF) * 2654435761) & 0xFFFFFFFF) >> (32 - bits)
+        while slots[slot] >= 0 and _within(indices[slots[slot]], extent) != place:
+            slot = (slot + 1) & (len(slots) - 1)
+        if slots[slot] < 0:
+            slots[slot] = i
+        y[i] = slots[slot]
+
+
 def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """The kernel of `Gather`, by ranges of slices: elements of any type, moved by their size."""
     assert isinstance(op, Gather)
@@ -173,6 +191,19 @@ def map_scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
         return one_after_another(first, added.loops([*inputs[:2], *outputs], outputs, scratch))
 
     return LoopKernel(loops, added.pieces, tuple((o, i + 2) for o, i in mapped.overwrites))
+
+
+def first_equal(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `FirstEqual`, with a hash table of at least twice as many slots as there are indices."""
+    assert isinstance(op, FirstEqual)
+    bits = (2 * inputs[0].type.size).bit_length()
+    if bits > 32:
+        raise Refused(f"{inputs[0].type}")
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        return partial(_first_equal, flat_input(inputs[0]), op.extent, scratch[0], bits, flat(outputs[0]))
+
+    return LoopKernel(loops, (((1 << bits,), np.dtype(np.int64)),))
 
 
 def _slices(op: ScatterAdd, updates: Window) -> Rows | None:

@@ -1,5 +1,5 @@
-"""Slices that are read or added at the places of indices. Sums are taken in the order of the indices, or in parts where
-places have thousands of slices.
+"""Slices that are read or added at the places of indices, and equal indices. Sums are taken in the order of the
+indices, or in parts where places have thousands of slices.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import math
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map import merged_axes
 from foreplan.ops.map_scatter_add import MapScatterAdd
@@ -100,8 +102,6 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     lying = [(item, inside, others) for *others, inside in folded]
     vector = side_by_side(max(1, (FEW_BYTES if many else BYTES) // item), inner, lying)
     units = outer * count * (inner // vector)
-    passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
-    bits = max(1, ceil_div((extent - 1).bit_length(), passes))
     results = outer * extent * (inner // vector)
     adds = not isinstance(op, ScatterReduce)
     parts = _parts(count // max(1, extent), results, y.type.size, device) if adds else 1
@@ -111,12 +111,12 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
         ("PLACE", indices.type.dtype),
         ("VECTOR", vector),
         ("INDEX", index),
-        ("BITS", bits),
+        ("BITS", _bits(extent)[0]),
         ("AHEAD", AHEAD if many else 8),
         ("ADDS", int(bool(base))),
         ("HOW", _HOW[op.how] if isinstance(op, ScatterReduce) else 0),
     )
-    order = _Order(defines, count, extent, passes, bits, index)
+    order = _Order(defines, count, extent, index)
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
     words += [output_at(0), *folded[0], input_at(1), *folded[1], extent, parts]
@@ -136,6 +136,34 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     terms = Terms(sums, wide, (Axis(y.type.size, wide.itemsize),), (Axis(parts, nbytes),))
     found.append(reduction("sum", terms, output_at(0), y.type.dtype, 1, None))
     return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites, nanoseconds=nanoseconds)
+
+
+def first_equal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Positions sorted by place, in the workspace; and one launch, a thread a position."""
+    assert isinstance(op, FirstEqual)
+    count, index = inputs[0].type.size, index_type(max(inputs[0].type.size, op.extent))
+    if not count:
+        return LaunchKernel(())
+    defines: Defines = (
+        ("ELEMENT", FLOAT32),
+        ("PLACE", inputs[0].type.dtype),
+        ("VECTOR", 1),
+        ("INDEX", index),
+        ("BITS", _bits(op.extent)[0]),
+        ("AHEAD", 1),
+        ("ADDS", 0),
+        ("HOW", 0),
+    )
+    order = _Order(defines, count, op.extent, index)
+    words: list[Word] = [count, order.positions, order.places, output_at(0)]
+    last = launch("scatter_add.cu", "first_equal", ceil_div(count, ADDING), words, defines, threads=ADDING)
+    return LaunchKernel((*order.launches(), last), order.scratch.nbytes)
+
+
+def _bits(extent: int) -> tuple[int, int]:
+    """Bits of a digit that places on an axis are sorted by, and how many digits they have."""
+    passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
+    return max(1, ceil_div((extent - 1).bit_length(), passes)), passes
 
 
 def _parts(slices: int, threads: int, elements: int, device: Device) -> int:
@@ -159,14 +187,15 @@ class _Order:
         positions, places: sorted positions, and the place of each.
     """
 
-    def __init__(self, defines: Defines, count: int, extent: int, passes: int, bits: int, index: str) -> None:
-        """Each of `passes` passes sorts by `bits` bits of the places."""
-        self.defines, self.count, self.extent, self.passes, self.bits = defines, count, extent, passes, bits
+    def __init__(self, defines: Defines, count: int, extent: int, index: str) -> None:
+        """A pass for each digit of the places."""
+        self.defines, self.count, self.extent = defines, count, extent
+        self.bits, self.passes = _bits(extent)
         self.scratch, self.tiles = Scratch(), ceil_div(count, TILE)
         nbytes = _BYTES[index]
         self.positions, self.places = (self.scratch.take(nbytes * count) for _ in range(2))
-        self.others = self.scratch.take(nbytes * count) if passes > 1 else self.positions
-        self.digits = self.scratch.take(nbytes * (self.tiles << bits)) if self.tiles > 1 else 0
+        self.others = self.scratch.take(nbytes * count) if self.passes > 1 else self.positions
+        self.digits = self.scratch.take(nbytes * (self.tiles << self.bits)) if self.tiles > 1 else 0
 
     def launches(self) -> list[Launch]:
         """A pass for each digit, of which the last one writes `positions`."""
@@ -216,3 +245,8 @@ def scatter_reads(op: Op, index: int, window: Window) -> Window:
     assert isinstance(op, ScatterAdd)
     folds = index == 1 and _steps(window, op.axis, len(op.shape) - op.axis - 1) is not None
     return window if folds or index > 1 else Window.dense(window.type)
+
+
+def indices_reads(op: Op, index: int, window: Window) -> Window:
+    """Indices in C order."""
+    return Window.dense(window.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from foreplan.graph.types import DTYPES, Shape, as_dtype
+from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
@@ -163,6 +164,14 @@ def scatter_add(rng: Random) -> Case:
     updates = (*extents[:axis], *where.type.shape, *extents[axis + 1 :])
     base = [plain(rng, dtype, extents) if dtype.is_float else given(rng, dtype, extents)] * (rng.random() < 0.3)
     return Case(ScatterAdd(axis, extents), (where, given(rng, dtype, updates, strange=("tiny", "huge")), *base))
+
+
+def first_equal(rng: Random) -> Case:
+    """Few places and many, indices beyond them, where they go round, and so many that they are sorted in parts."""
+    extent = rng.choice([1, 2, 7, 300, 5000, 10**6, 3 * 10**9])
+    count = rng.choice([4097, 9000]) if rng.random() < 0.06 else rng.choice([0, 1, 2, 5, 30, 200])
+    some = rng.choice([min(extent, 5), extent])
+    return Case(FirstEqual(extent), (indices(rng, (count,), -some, rng.choice([some, 3 * extent])),))
 
 
 def map_scatter_add(rng: Random) -> Case:

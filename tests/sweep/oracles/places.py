@@ -86,6 +86,12 @@ def scatter_add(op: Any, indices: Array, updates: Array, *base: Array) -> Arrays
     return [y]
 
 
+def first_equal(op: Any, indices: Array) -> Arrays:
+    first: dict[int, int] = {}
+    places = _index(indices, op.extent).tolist()
+    return [np.array([first.setdefault(place, i) for i, place in enumerate(places)], np.int64)]
+
+
 def map_scatter_add(op: Any, indices: Array, updates: Array, *read: Array) -> Arrays:
     return scatter_add(op, indices, updates, np.array(np.broadcast_to(values_of(op.expr, read), op.shape)))
 
