@@ -38,7 +38,7 @@ from pages import put
 
 FOLDER = Path(__file__).resolve().parent
 HEAD = (
-    "| step | instructions | ms of processor | MiB resident | best peer | ms | MiB | time | goal | memory |",
+    "| step | processor, instructions | ms of processor | MiB resident | best peer | ms | MiB | time | goal | memory |",
     "|---|---|---|---|---|---|---|---|---|---|",
 )
 FORMS = "eager,channels_last,compile,compile_channels_last"
@@ -205,6 +205,11 @@ def processor_name() -> str:
     return platform.processor()
 
 
+def short(processor: str) -> str:
+    """Its maker and family: the first two words."""
+    return " ".join(processor.replace("(R)", "").split()[:2])
+
+
 def best(row: Mapping[str, Any]) -> str | None:
     """The fastest peer."""
     able = {k: v for k, v in row["contenders"].items() if not k.startswith("foreplan") and "failed" not in v}
@@ -235,7 +240,7 @@ def told(row: Mapping[str, Any]) -> None:
 def line(row: Mapping[str, Any]) -> str:
     """A row of the page's table."""
     ours, peer = row["contenders"]["foreplan"], best(row)
-    on = f"{row['instructions']}" + f", {row['threads']} threads" * (row["threads"] > 1)
+    on = f"{short(row['processor'])}, {row['instructions']}" + f", {row['threads']} threads" * (row["threads"] > 1)
     cells = [row["name"], on]
     if "failed" in ours:
         return "| " + " | ".join([*cells, ours["failed"], "", "", "", "", "", "", ""]) + " |"
@@ -259,11 +264,20 @@ def times(figure: Mapping[str, float], threads: int) -> str:
     return f"{median:,.{digits}f} ({least:,.{digits}f} to {most:,.{digits}f})"
 
 
-def write(path: Path, rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+Key = tuple[str, str, str, int]  # net, processor, instructions, threads
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """What a row of the table is about."""
+    return row["name"], row["processor"], row["instructions"], row["threads"]
+
+
+def write(path: Path, rows: dict[Key, dict[str, Any]]) -> None:
     """The file and the page, whole after every net."""
     from nets import NETS
 
-    order = [(name, which, n) for n in (1, 2, 4) for which in SETS for name in NETS if (name, which, n) in rows]
+    places = [list(NETS), sorted({key[1] for key in rows}, reverse=True), list(SETS), [1, 2, 4]]
+    order = sorted(rows, key=lambda key: [place.index(x) for place, x in zip(places, key)][::-1])
     path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
     put("docs/cpu.md", "peers", "\n".join([*HEAD, *(line(rows[key]) for key in order)]))
 
@@ -285,14 +299,14 @@ def main() -> None:
 
     path = FOLDER / "cpu.json"
     found = json.loads(path.read_text()) if path.exists() else []
-    rows = {(row["name"], row["instructions"], row["threads"]): row for row in found}
+    rows = {key_of(row): row for row in found}
     for name in (name for name in NETS if arguments.only in name):
         with tempfile.TemporaryDirectory() as folder:
             prepare(name, Path(folder))
             row = measure(name, arguments, folder)
         told(row)
         if not arguments.precision:
-            rows[name, arguments.instructions, arguments.threads] = row
+            rows[key_of(row)] = row
             write(path, rows)
 
 
