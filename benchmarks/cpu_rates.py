@@ -122,21 +122,24 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true")
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps([level().name, measured()]))
+        print(json.dumps([this_machine().family, level().name, measured()]))
         return
     known = prices.tomllib.loads(prices._FILE.read_text())
     for name in [options.only] if options.only else SETS:
         environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": SETS[name], "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--worker"]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        found, rates = json.loads(done.stdout)
+        family, found, rates = json.loads(done.stdout)
         if found == name:
-            known[name] = rates
-    lines = ["# Operations a nanosecond of one core, for each level of instructions: see `Rates` in prices.py."]
-    lines.append("# Written by benchmarks/cpu_rates.py.")
-    for name in Level.__members__:
-        lines += ["", f"[{name}]"]
-        lines += [f"{each.name} = {json.dumps(known[name][each.name])}" for each in fields(prices.Rates)]
+            known.setdefault(family, {})[name] = rates
+    lines = [
+        "# Operations a nanosecond of one core, for each family of processors and level of instructions: see `Rates`"
+    ]
+    lines.append("# in prices.py. Written by benchmarks/cpu_rates.py.")
+    for family, name in ((family, name) for family in sorted(known) for name in Level.__members__):
+        if name in known[family]:
+            lines += ["", f'["{family}".{name}]']
+            lines += [f"{each.name} = {json.dumps(known[family][name][each.name])}" for each in fields(prices.Rates)]
     prices._FILE.write_text("\n".join(lines) + "\n")
 
 

@@ -4,7 +4,8 @@
 
 A net's ratio is the predicted time of its step over the least processor time of some steps. Each set is measured in a
 process of its own, in which oneDNN and foreplan's own code are held to it (`ONEDNN_MAX_CPU_ISA`). The last column has
-the ratio after `tune=True`, with the processor's own set. Writes the table into docs/cpu.md.
+the ratio after `tune=True`, with the processor's own set. Writes predicted.json beside this file, which keeps what was
+measured on other processors, and the table into docs/cpu.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+from cpu import processor_name, short
 from pages import put
 
 NETS = (
@@ -25,6 +28,7 @@ NETS = (
     "lstm_lm:width=256,batch=32", "dlrm", "mlp:batch=256", "mlp:width=64,batch=16",
 )  # fmt: skip
 SETS = {"AVX2": "AVX2", "AVX-512": "AVX512_CORE", "own": "DEFAULT", "tuned": "DEFAULT"}  # and what oneDNN is told
+FILE = Path(__file__).with_suffix(".json")
 ENOUGH, MOST = 4, 30  # seconds and steps of a net
 
 
@@ -53,17 +57,22 @@ def main() -> None:
         for net in NETS:
             print(json.dumps(ratio(net, "--tune" in sys.argv)), flush=True)
         return
-    columns = {}
+    known = json.loads(FILE.read_text())
+    columns = known.setdefault(processor_name(), {})
     for name, told in SETS.items():
         with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before
             held = {"ONEDNN_MAX_CPU_ISA": told, "OMP_NUM_THREADS": "1", "FOREPLAN_CACHE_DIR": folder}
             command = [sys.executable, __file__, "--worker", *(["--tune"] if name == "tuned" else [])]
             done = subprocess.run(command, env=os.environ | held, stdout=subprocess.PIPE, text=True, check=True)
-        columns[name] = [float(line) for line in done.stdout.split()]
-        print(name, [f"{each:.2f}" for each in columns[name]], flush=True)
-    lines = ["| step | AVX2 | AVX-512 | the processor's own | after `--tune` |", "|---|---|---|---|---|"]
-    for i, net in enumerate(NETS):
-        lines.append(f"| `{net}` | {' | '.join(f'{columns[name][i]:.2f}' for name in SETS)} |")
+        columns[name] = dict(zip(NETS, (round(float(line), 3) for line in done.stdout.split())))
+        print(name, columns[name], flush=True)
+    FILE.write_text(json.dumps(known, indent=1) + "\n")
+    places = [(processor, name) for processor in sorted(known, reverse=True) for name in SETS]
+    lines = [f"| step | {' | '.join(f'{short(processor)}, {name}' for processor, name in places)} |"]
+    lines.append("|---" * (1 + len(places)) + "|")
+    for net in NETS:
+        ratios = (f"{known[processor][name][net]:.2f}" for processor, name in places)
+        lines.append(f"| `{net}` | {' | '.join(ratios)} |")
     put("docs/cpu.md", "predicted", "\n".join(lines))
 
 

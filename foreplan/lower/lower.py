@@ -80,7 +80,7 @@ def lower(
         program = _Lowering(formed, chosen, workspace, blocks).run()
         program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
-    program = replace(program, notes=(*program.notes, *because, *notes_of(program)))
+    program = replace(program, notes=(*program.notes, *because, *chosen.notes, *notes_of(program)))
     program = with_named(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program

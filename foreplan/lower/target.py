@@ -77,6 +77,10 @@ class Target(Protocol):
     def profile(self) -> DeviceProfile:
         """The speed of the device."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is guessed of this machine, for people."""
+
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Whether one op should take the place of several ops."""
 

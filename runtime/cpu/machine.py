@@ -24,6 +24,7 @@ from foreplan.runtime.kernel import Refused, Run
 from foreplan.runtime.stopwatch import SIDE, STREAM, TIMES
 
 LINE = 64  # bytes
+_MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Machine:
 
     Attributes:
         model: the processor's own name.
+        family: its maker and family, such as "AMD family 25"; empty: not known.
         instruction_set: the one that oneDNN makes code for.
         onednn: the library's version.
         cores: those that this process may use.
@@ -39,6 +41,7 @@ class Machine:
     """
 
     model: str
+    family: str
     instruction_set: str
     onednn: str
     cores: int
@@ -48,13 +51,20 @@ class Machine:
 @lru_cache(maxsize=1)
 def this_machine() -> Machine:
     """The machine that this process runs on."""
-    model = "unknown"
+    said: dict[str, str] = {}  # of the first core
     for line in _text("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    found = library()
-    return Machine(model, found.isa, found.version, len(os.sched_getaffinity(0)), (_cache(2), _cache(3)))
+        name, _, text = line.partition(":")
+        said.setdefault(name.strip(), text.strip())
+    maker, found = _MAKERS.get(said.get("vendor_id", "")), library()
+    family = f"{maker} family {said.get('cpu family', '')}" if maker else ""
+    return Machine(
+        said.get("model name", "unknown"),
+        family,
+        found.isa,
+        found.version,
+        len(os.sched_getaffinity(0)),
+        (_cache(2), _cache(3)),
+    )
 
 
 def _cache(level: int) -> int:

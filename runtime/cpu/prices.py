@@ -1,7 +1,8 @@
 """Predicted times of the ways to run a convolution or a product, to choose one from several.
 
-Rates depend on the instruction set: prices.toml has those of each level, and says how they were measured. `tune`
-measures instead.
+Rates depend on the instruction set and on the processor's family: some with AVX-512 have registers of 512 bits and half
+the arithmetic. prices.toml has those of each level and family that was measured, and says how. Others get those of
+`USUAL`. `tune` measures instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.gemm.registers import Block
 from foreplan.runtime.cpu.instructions import Level, level
+from foreplan.runtime.cpu.machine import this_machine
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.units import align_up
 
@@ -40,6 +42,7 @@ MOVED, COPIED, COPIED_NEAR, SUMMED, READ, READ_NEAR, CALL = 5, 3.3, 10, 30, 11, 
 EXPONENTIALS, LOGITS, SCORES = 1.7, 5.8, 1.25
 NONE = 0.001  # operations a nanosecond of a way that does not exist: some are priced before that is known
 _FILE = Path(__file__).with_suffix(".toml")
+USUAL = "Intel family 6"  # of which all levels were measured
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,17 @@ class Rates:
 
 @lru_cache(maxsize=1)
 def rates() -> Rates:
-    """Those of this machine's instruction set."""
-    known: dict[str, Any] = tomllib.loads(_FILE.read_text())[level().name]
+    """Those of this machine's instruction set and family, or of the usual one."""
+    families = tomllib.loads(_FILE.read_text())
+    known: dict[str, Any] = families[this_machine().family if is_known() else USUAL][level().name]
     some: dict[str, Any] = {name: rate or NONE for name, rate in known.items()}
     return Rates(**some)
+
+
+@lru_cache(maxsize=1)
+def is_known() -> bool:
+    """Whether rates of this machine's instruction set were measured on a processor of its family."""
+    return level().name in tomllib.loads(_FILE.read_text()).get(this_machine().family, {})
 
 
 def product(a: Window, b: Window, y: Window) -> int:

@@ -51,6 +51,19 @@ class CpuTarget:
         needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn))
         return DeviceProfile(self.name, flops, stream, stream // 2, needs)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whose speed this processor is believed to have."""
+        from foreplan.runtime.cpu import prices
+        from foreplan.runtime.cpu.machine import this_machine
+
+        if self.tune or prices.is_known():
+            return ()
+        return (
+            f"no {this_machine().model} was measured: times are predicted as of {prices.USUAL} with the same "
+            "instructions; --tune (tune=True) measures this one",
+        )
+
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Where there is a kernel for the fused op."""
         from foreplan.runtime.cpu.table import family_of

@@ -29,6 +29,7 @@ class CudaTarget:
     """
 
     alignment = 256
+    notes: tuple[str, ...] = ()
 
     def __init__(self, options: str) -> None:
         """A card by name, as `device_named` finds it, or the one in this machine; and how to compute.

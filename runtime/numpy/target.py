@@ -26,6 +26,7 @@ class NumpyTarget:
         bus_bytes_per_second=5_000_000_000,
     )
     alignment = 64
+    notes: tuple[str, ...] = ()
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Never: a reference kernel is no faster for it."""

@@ -1,0 +1,62 @@
+"""Whose speed a processor is believed to have, and what is said where it was not measured."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+import pytest
+
+import foreplan as fp
+from foreplan.runtime.cpu import machine, prices
+from foreplan.runtime.cpu.instructions import Level, level
+from tests.cpu.check import needs_onednn
+
+pytestmark = needs_onednn()
+GUESSED = "was measured: times are predicted as of Intel family 6 with the same instructions"
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Rates are read anew, before and after."""
+    for cached in (prices.rates, prices.is_known):
+        cached.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    for cached in (prices.rates, prices.is_known):
+        cached.cache_clear()
+
+
+def test_every_family_has_whole_sections_and_the_usual_one_all_levels() -> None:
+    known = tomllib.loads(prices._FILE.read_text())
+    assert set(known[prices.USUAL]) == set(Level.__members__)
+    for sections in known.values():
+        for name, section in sections.items():
+            assert name in Level.__members__
+            assert set(section) == {each.name for each in fields(prices.Rates)}
+
+
+def test_a_family_that_was_measured_has_its_own_rates(family: pytest.MonkeyPatch) -> None:
+    known = tomllib.loads(prices._FILE.read_text())
+    for name in known:
+        if level().name in known[name]:
+            family.setattr(prices, "this_machine", lambda name=name: replace(machine.this_machine(), family=name))
+            prices.rates.cache_clear()
+            prices.is_known.cache_clear()
+            assert prices.rates().measured == known[name][level().name]["measured"]
+            assert not any(GUESSED in note for note in fp.compile(fp.models.build("mlp"), target="cpu").program.notes)
+
+
+@pytest.mark.parametrize("unknown", ["", "Elsewhere family 1"])
+def test_another_family_gets_the_usual_rates_and_a_note_says_so(family: pytest.MonkeyPatch, unknown: str) -> None:
+    usual = tomllib.loads(prices._FILE.read_text())[prices.USUAL][level().name]
+    other = replace(machine.this_machine(), family=unknown, model="Some Processor")
+    family.setattr(prices, "this_machine", lambda: other)
+    family.setattr(machine, "this_machine", lambda: other)
+    assert prices.rates().measured == usual["measured"]
+    notes = fp.compile(fp.models.build("mlp"), target="cpu").program.notes
+    assert [note for note in notes if GUESSED in note] == [
+        "no Some Processor was measured: times are predicted as of Intel family 6 with the same instructions; --tune "
+        "(tune=True) measures this one"
+    ]
