@@ -24,7 +24,7 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv.ops import Conv, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
-from foreplan.runtime.cpu import prices, table, tune
+from foreplan.runtime.cpu import prices, processor, table, tune
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.machine import this_machine
 from foreplan.runtime.cpu.threads import set_threads
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true")
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps([this_machine().family, level().name, measured()]))
+        print(json.dumps([processor.family(), level().name, measured()]))
         return
     known = prices.tomllib.loads(prices._FILE.read_text())
     for name in [options.only] if options.only else SETS:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from foreplan.errors import PlanError
 from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
+from foreplan.lower.target import named
 from foreplan.planner import Action, Plan, check_problem
 from foreplan.runtime.slotcheck import check_slots
 
@@ -60,15 +60,15 @@ def _check_call(program: Program, index: int, target: Target, used: bool) -> Non
     for operand in (*call.inputs, *call.outputs):
         _check_window(program, operand, where)
     windows = [operand.window for operand in call.outputs]
-    in_order = [replace(x.window, blocks=None) for x in call.inputs]
-    for i, x in enumerate(call.inputs):
-        if x.blocks is not None and x.blocks not in target.blocks(call.op, i, in_order, windows):
-            raise PlanError(f"{where}: no kernel for {call.op.name} reads input {i} in the blocks {x.blocks}")
     for operand, window in zip(call.outputs, windows):
         whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
         if not whole or not window.is_compact:
             raise PlanError(f"{where}: an output must be a whole value")
-    kernel = target.kernel(call.op, call.kernel, call.payload, [x.window for x in call.inputs], windows)
+    inputs = [x.window for x in call.inputs]
+    if any(x.blocks is not None for x in inputs):  # which lowering asks for itself
+        kernel = named(target.kernels(call.op, inputs, windows), call.kernel, call.payload)
+    else:
+        kernel = target.kernel(call.op, call.kernel, call.payload, inputs, windows)
     if kernel is None and not used and not call.payload and engine_info(target.name).on_card:
         return
     if kernel is None:

@@ -75,6 +75,21 @@ class Blocks:
         """Elements with what fills up blocks."""
         return math.prod(self._filled)
 
+    @cached_property
+    def steps(self) -> Sequence[tuple[int, int, int]] | None:
+        """Of each axis: how many places a block has, and elements from one block to the next, and from one place of a
+        block to the next; None if an axis has blocks within blocks.
+        """
+        extents, order = self._order
+        if any(len(each) > 2 for each in extents):
+            return None
+        split, step, found = [extent for each in extents for extent in each], 1, dict[int, int]()
+        for i in reversed(order):
+            found[i], step = step, step * split[i]
+        starts = np.cumsum([0, *map(len, extents)])
+        pairs = [(each[1] if len(each) > 1 else 1, int(start)) for each, start in zip(extents, starts)]
+        return [(size, found[at], found[at + 1] if size > 1 else 0) for size, at in pairs]
+
     def packed(self, tensor: np.ndarray, into: np.ndarray) -> None:
         """Write the elements of a tensor in blocks into an array of one axis, of `size` elements."""
         flat = np.ascontiguousarray(tensor).reshape(self.shape)

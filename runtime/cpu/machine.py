@@ -19,12 +19,12 @@ from foreplan.runtime import stopwatch
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.library import library
+from foreplan.runtime.cpu.processor import model, text_of
 from foreplan.runtime.cpu.threads import set_threads, with_team
 from foreplan.runtime.kernel import Refused, Run
 from foreplan.runtime.stopwatch import SIDE, STREAM, TIMES
 
 LINE = 64  # bytes
-_MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Machine:
 
     Attributes:
         model: the processor's own name.
-        family: its maker and family, such as "AMD family 25"; empty: not known.
         instruction_set: the one that oneDNN makes code for.
         onednn: the library's version.
         cores: those that this process may use.
@@ -41,7 +40,6 @@ class Machine:
     """
 
     model: str
-    family: str
     instruction_set: str
     onednn: str
     cores: int
@@ -51,35 +49,16 @@ class Machine:
 @lru_cache(maxsize=1)
 def this_machine() -> Machine:
     """The machine that this process runs on."""
-    said: dict[str, str] = {}  # of the first core
-    for line in _text("/proc/cpuinfo").splitlines():
-        name, _, text = line.partition(":")
-        said.setdefault(name.strip(), text.strip())
-    maker, found = _MAKERS.get(said.get("vendor_id", "")), library()
-    family = f"{maker} family {said.get('cpu family', '')}" if maker else ""
-    return Machine(
-        said.get("model name", "unknown"),
-        family,
-        found.isa,
-        found.version,
-        len(os.sched_getaffinity(0)),
-        (_cache(2), _cache(3)),
-    )
+    found = library()
+    return Machine(model(), found.isa, found.version, len(os.sched_getaffinity(0)), (_cache(2), _cache(3)))
 
 
 def _cache(level: int) -> int:
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        if _text(folder / "level").strip() == str(level):
-            size = _text(folder / "size").strip()
+        if text_of(folder / "level").strip() == str(level):
+            size = text_of(folder / "size").strip()
             return int(size.removesuffix("K")) * 1024 if size.endswith("K") else int(size or 0)
     return 0
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def measured(threads: int) -> tuple[int, int]:

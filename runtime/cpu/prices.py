@@ -18,16 +18,16 @@ from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.gemm.registers import Block
 from foreplan.runtime.cpu.instructions import Level, level
-from foreplan.runtime.cpu.machine import this_machine
+from foreplan.runtime.cpu.processor import family
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.units import align_up
 
 # Bytes a nanosecond: of weights and their gradients that change layout; of results that are added to others, in a
 # second pass, and by the product itself; of a gradient that oneDNN spreads over positions that no tap saw.
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
-# Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs, of
-# several taps and of one.
-GATHERED, PACKED, PACKED_ROWS = 1, 12, 24
+# Nanoseconds of a number that is gathered for a product, and of one that lies far from all others; bytes a nanosecond
+# of weights that a product packs, of several taps and of one.
+GATHERED, FAR, PACKED, PACKED_ROWS = 1, 6, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and bytes that the cache holds.
 MAPPED, CACHE = 60, 2**21
 NEAR = 100  # nanoseconds of a call of a small product
@@ -75,7 +75,7 @@ class Rates:
 def rates() -> Rates:
     """Those of this machine's instruction set and family, or of the usual one."""
     families = tomllib.loads(_FILE.read_text())
-    known: dict[str, Any] = families[this_machine().family if is_known() else USUAL][level().name]
+    known: dict[str, Any] = families[family() if is_known() else USUAL][level().name]
     some: dict[str, Any] = {name: rate or NONE for name, rate in known.items()}
     return Rates(**some)
 
@@ -83,7 +83,7 @@ def rates() -> Rates:
 @lru_cache(maxsize=1)
 def is_known() -> bool:
     """Whether rates of this machine's instruction set were measured on a processor of its family."""
-    return level().name in tomllib.loads(_FILE.read_text()).get(this_machine().family, {})
+    return level().name in tomllib.loads(_FILE.read_text()).get(family(), {})
 
 
 def product(a: Window, b: Window, y: Window) -> int:
@@ -179,6 +179,11 @@ def mapped(nbytes: int) -> int:
 def loops(numbers: int, rate: float) -> int:
     """Loops over numbers in a core's cache, by one of the rates above."""
     return int(numbers / (rate if level() >= Level.AVX512 else rate / 2)) // current_threads()
+
+
+def gathered(numbers: int) -> int:
+    """Numbers read one by one, far from one another."""
+    return numbers * FAR // current_threads()
 
 
 def converted(tensors: Sequence[Window]) -> int:

@@ -177,8 +177,9 @@ FAMILIES: Mapping[str, Family[Make]] = {
 }
 
 
-# The ways that take weights in blocks, those that they would pack them in themselves.
+# The ways that take weights in blocks: those that they would pack them in themselves; lookups take any of a matrix.
 IN_BLOCKS: Mapping[str, Sequence[str]] = {
+    "gather": ("loops",),
     "matmul": ("panels",),
     "matmul_map": ("panels",),
     "conv": ("panels", "onednn"),

@@ -55,12 +55,12 @@ class CpuTarget:
     def notes(self) -> tuple[str, ...]:
         """Whose speed this processor is believed to have."""
         from foreplan.runtime.cpu import prices
-        from foreplan.runtime.cpu.machine import this_machine
+        from foreplan.runtime.cpu.processor import model
 
         if self.tune or prices.is_known():
             return ()
         return (
-            f"no {this_machine().model} was measured: times are predicted as of {prices.USUAL} with the same "
+            f"no {model()} was measured: times are predicted as of {prices.USUAL} with the same "
             "instructions; --tune (tune=True) measures this one",
         )
 

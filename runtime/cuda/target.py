@@ -90,9 +90,13 @@ class CudaTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
-        """Foreplan's own launches, if there are some for such tensors, and libraries' kernels; the fastest first."""
+        """Foreplan's own launches, if there are some for such tensors, and libraries' kernels; the fastest first. None
+        take tensors in blocks.
+        """
         from foreplan.runtime.cuda.table import kernels_for
 
+        if any(x.blocks is not None for x in inputs):
+            return ()
         found = kernels_for(op, inputs, outputs, self.device, self.how)
         made = [self._kernel(name, each, op, inputs, outputs) for name, each in found.items()]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)

@@ -41,7 +41,9 @@ class NumpyTarget:
         return [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
-        """The reference kernel, if the op has one; or the plan of a loop's body."""
+        """The reference kernel, if the op has one; or the plan of a loop's body; nothing for tensors in blocks."""
+        if any(x.blocks is not None for x in inputs):
+            return ()
         return reference(op, inputs, outputs) or loop_candidates(op, self.name)
 
     def kernel(

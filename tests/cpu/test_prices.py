@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
 import foreplan as fp
-from foreplan.runtime.cpu import machine, prices
+from foreplan.runtime.cpu import prices, processor
 from foreplan.runtime.cpu.instructions import Level, level
 from tests.cpu.check import needs_onednn
 
@@ -41,7 +41,7 @@ def test_a_family_that_was_measured_has_its_own_rates(family: pytest.MonkeyPatch
     known = tomllib.loads(prices._FILE.read_text())
     for name in known:
         if level().name in known[name]:
-            family.setattr(prices, "this_machine", lambda name=name: replace(machine.this_machine(), family=name))
+            family.setattr(prices, "family", lambda name=name: name)
             prices.rates.cache_clear()
             prices.is_known.cache_clear()
             assert prices.rates().measured == known[name][level().name]["measured"]
@@ -51,9 +51,8 @@ def test_a_family_that_was_measured_has_its_own_rates(family: pytest.MonkeyPatch
 @pytest.mark.parametrize("unknown", ["", "Elsewhere family 1"])
 def test_another_family_gets_the_usual_rates_and_a_note_says_so(family: pytest.MonkeyPatch, unknown: str) -> None:
     usual = tomllib.loads(prices._FILE.read_text())[prices.USUAL][level().name]
-    other = replace(machine.this_machine(), family=unknown, model="Some Processor")
-    family.setattr(prices, "this_machine", lambda: other)
-    family.setattr(machine, "this_machine", lambda: other)
+    family.setattr(prices, "family", lambda: unknown)
+    family.setattr(processor, "model", lambda: "Some Processor")
     assert prices.rates().measured == usual["measured"]
     notes = fp.compile(fp.models.build("mlp"), target="cpu").program.notes
     assert [note for note in notes if GUESSED in note] == [

@@ -52,6 +52,12 @@ def test_every_element_lies_where_its_tag_says_and_comes_back(seed: int) -> None
     assert (into == wanted).all()
     assert (blocks.unpacked(into) == tensor).all()
     assert Blocks.parsed(str(blocks)) == blocks
+    if blocks.steps is None:
+        assert max(sum(letter == x for _, x in blocks.inner) for letter in "abcd") > 1
+        return
+    for indices in np.ndindex(*blocks.shape):
+        at = sum(i // size * outer + i % size * near for i, (size, outer, near) in zip(indices, blocks.steps))
+        assert into[at] == tensor[indices]
 
 
 def test_elements_are_counted_in_c_order_along_other_axes() -> None:

@@ -19,6 +19,7 @@ from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.codegen.jit import inlined, looped
 from foreplan.runtime.cpu.kernel import LoopKernel
@@ -60,6 +61,18 @@ def _gather(start, stop, data, extent, indices, width, y):  # type: ignore[no-un
         at += 1
         if at == len(indices):
             outer, at = outer + 1, 0
+
+
+@_compiled
+def _gather_in_blocks(start, stop, data, extent, indices, width, y, rows, outer, inner, columns, far, near):  # type: ignore[no-untyped-def]
+    """Rows [start, stop) of a matrix that lies in blocks of `rows` × `columns`."""
+    for i in range(start, stop):
+        place = _within(indices[i], extent)
+        at = place // rows * outer + place % rows * inner
+        for low in range(0, width, columns):
+            here = at + low // columns * far
+            for k in range(low, min(low + columns, width)):
+                y[i * width + k] = data[here + (k - low) * near]
 
 
 @_compiled
@@ -129,19 +142,27 @@ def _first_equal(indices, extent, slots, bits, y):  # type: ignore[no-untyped-de
 
 
 def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `Gather`, by ranges of slices: elements of any type, moved by their size."""
+    """The kernel of `Gather`, by ranges of slices: elements of any type, moved by their size. A matrix whose rows are
+    read may lie in blocks.
+    """
     assert isinstance(op, Gather)
     _, extent, width = folded_shape(inputs[0].shape, op.axis)
     if inputs[0].type.dtype.itemsize not in (1, 2, 4, 8) or not outputs[0].type.size:
         raise Refused(f"{inputs[0].type}")
-    count = outputs[0].type.size // width
+    count, blocks = outputs[0].type.size // width, inputs[0].blocks
+    steps = None if blocks is None or blocks.shape != inputs[0].shape or op.axis != 0 else blocks.steps
+    if blocks is not None and (steps is None or len(steps) != 2):
+        raise Refused(f"{inputs[0].type} in the blocks {blocks}")
+    function = _gather if steps is None else _gather_in_blocks
+    more = () if steps is None else (*steps[0], *steps[1])
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         bits = np.dtype(f"u{inputs[0].itemsize}")
         data, indices, y = flat_input(inputs[0]).view(bits), flat_input(inputs[1]), flat(outputs[0]).view(bits)
-        return ranged(_gather, count, max(1, GRAIN // width), current_threads(), data, extent, indices, width, y)
+        given = (data, extent, indices, width, y, *more)
+        return ranged(function, count, max(1, GRAIN // width), current_threads(), *given)
 
-    return LoopKernel(loops)
+    return LoopKernel(loops, nanoseconds=None if steps is None else prices.gathered(outputs[0].type.size))
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
