@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from foreplan.errors import PlanError
-from foreplan.graph import Op
+from foreplan.graph import Cost, Op
 from foreplan.lower.loop import Body, lower_body
 from foreplan.lower.program import ARENA, Call, Operand, Program
 from foreplan.lower.target import Candidate, Target
@@ -20,6 +20,7 @@ from foreplan.planner import plan, verify
 from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.planfile import plan_records
+from foreplan.units import align_up
 
 PLANNED = "planned"  # the kernel's name
 BindCall = Callable[[Call, list[np.ndarray], list[np.ndarray], np.ndarray], Run]
@@ -54,8 +55,19 @@ class PlannedLoop:
 
     @property
     def workspace(self) -> int:
-        """The arena of the body."""
-        return self.plan.heights[ARENA]
+        """The arena of the body, and what every step reads in blocks."""
+        return max([self.plan.heights[ARENA], *(start + size for start, size in self.in_blocks.values())])
+
+    @cached_property
+    def in_blocks(self) -> dict[int, tuple[int, int]]:
+        """By value of the body that lies in blocks: where it begins in the workspace, behind the arena; its bytes."""
+        found, end = dict[int, tuple[int, int]](), self.plan.heights[ARENA]
+        for slot in self.body.program.stored:
+            if slot.operand.blocks is not None:
+                start = align_up(end, self.target.alignment)
+                found[slot.operand.value] = start, slot.operand.nbytes
+                end = start + slot.operand.nbytes
+        return found
 
     @cached_property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
@@ -97,9 +109,11 @@ class PlannedLoop:
 
     @property
     def nanoseconds(self) -> int:
-        """The times of the body's steps, predicted."""
+        """The times of the body's steps, predicted, and of copies into blocks."""
         actions = self.body.program.actions
-        return self.loop.steps * sum(actions[step.action].nanoseconds for step in self.plan.steps)
+        copied = 2 * sum(nbytes for _, nbytes in self.in_blocks.values())
+        each = sum(actions[step.action].nanoseconds for step in self.plan.steps)
+        return self.loop.steps * each + self.target.profile.nanoseconds(Cost(0, copied))
 
     @cached_property
     def in_place(self) -> dict[int, int]:
@@ -133,9 +147,10 @@ class PlannedLoop:
     def calls(self) -> int:
         """The number of calls that a bound loop holds: one for all its steps where nothing moves."""
         sizes = [(self.moves(step), _calls_of(self.body.program, step)) for step in self.plan.steps]
-        copied = sum(self.in_place.get(operand.value) != i for i, operand in enumerate(self.body.stacks))
-        each = copied + len(self.loop.histories) - len(self.in_history) + sum(size for moves, size in sizes if moves)
-        return self.loop.steps * each + sum(size for moves, size in sizes if not moves)
+        stacked = sum(self.in_place.get(operand.value) != i for i, operand in enumerate(self.body.stacks))
+        each = stacked + len(self.loop.histories) - len(self.in_history) + sum(size for moves, size in sizes if moves)
+        packed = sum(slot.operand.blocks.copied for slot in self.body.program.stored if slot.operand.blocks)
+        return packed + self.loop.steps * each + sum(size for moves, size in sizes if not moves)
 
     def runs(self, arrays: Arrays, bind: BindCall, copy: Copy) -> list[Run]:
         """All calls of all steps, in order: first carries are copied to their places, if they are not there.
@@ -241,6 +256,9 @@ class _Binding:
         loop, steps = self.of.loop, self.of.plan.steps
         order = list(reversed(range(loop.steps)) if loop.reverse else range(loop.steps))
         runs = [run for i, x in enumerate(self.inputs[: loop.carries]) for run in self.begin(i, x, order[0])]
+        runs += [
+            run for slot in self.of.body.program.stored if slot.operand.blocks for run in self.packed(slot.operand)
+        ]
         same = {i: self.ready(step, 0) for i, step in enumerate(steps) if not self.of.moves(step)}
         for t in order:
             runs += [same[i] if i in same else self.ready(step, t) for i, step in enumerate(steps)]
@@ -260,6 +278,12 @@ class _Binding:
         if number not in self.of.in_history and first.ctypes.data != self.carries[number].ctypes.data:
             yield self.copy(first, self.carries[number])
 
+    def packed(self, operand: Operand) -> list[Run]:
+        """Copies of what every step reads into blocks."""
+        assert operand.blocks is not None, operand
+        given, there = self.inputs[self.of.body.place[operand.value]], self.array(operand, 0, 0)
+        return [self.copy(*each) for each in operand.blocks.copies(given, there)]
+
     def row(self, number: int, t: int, after: bool) -> np.ndarray:
         """A carry before or after step t, in its history."""
         return self.histories[number][t + (after != self.of.loop.reverse), ...]
@@ -275,6 +299,9 @@ class _Binding:
 
     def array(self, operand: Operand, place: int, t: int) -> np.ndarray:
         """An operand of the body in step t; `place` is that of its value in the arena, if it lies there."""
+        if operand.blocks is not None:
+            start, nbytes = self.of.in_blocks[operand.value]
+            return self.workspace[start : start + nbytes].view(operand.type.dtype.numpy)
         number, stack = self.of.body.place.get(operand.value), self.of.in_place.get(operand.value)
         if stack is not None:
             whole = self.stacks[stack][t : t + 1]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -89,6 +90,43 @@ class Blocks:
         starts = np.cumsum([0, *map(len, extents)])
         pairs = [(each[1] if len(each) > 1 else 1, int(start)) for each, start in zip(extents, starts)]
         return [(size, found[at], found[at + 1] if size > 1 else 0) for size, at in pairs]
+
+    def copies(self, tensor: np.ndarray, into: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The copies, each from one array to another with other strides, that write a tensor in blocks: zeros first, if
+        there are blocks to be filled up. Axes have no blocks within blocks.
+
+        Args:
+            tensor: in C order.
+            into: of one axis, and of `size` elements.
+        """
+        assert self.steps is not None, self
+        flat, item = tensor.reshape(self.shape), tensor.itemsize
+        made = [(np.broadcast_to(np.zeros(1, tensor.dtype), into.shape), into)] * (self._filled != self.shape)
+        for part in self._parts:
+            shape = [n for low, high, each in part for n in ((high - low) // each, each)]
+            start = sum(low // size * far for (low, _, _), (size, far, _) in zip(part, self.steps))
+            steps = [item * step for _, far, near in self.steps for step in (far, near)]
+            there = np.ndarray(shape, tensor.dtype, into, start * item, steps)
+            made.append((flat[tuple(slice(low, high) for low, high, _ in part)].reshape(shape), there))
+        return made
+
+    @property
+    def copied(self) -> int:
+        """The number of `copies`."""
+        return len(self._parts) + (self._filled != self.shape)
+
+    @cached_property
+    def _parts(self) -> Sequence[Sequence[tuple[int, int, int]]]:
+        """Parts of a tensor of whole blocks, and of what is left: of each axis where it begins, where it ends, and the
+        places of a block that it has.
+        """
+        assert self.steps is not None, self
+        ranges = []
+        for extent, (size, _, _) in zip(self.shape, self.steps):
+            whole = extent // size * size
+            both = (0, whole, size), (whole, extent, extent - whole)
+            ranges.append([(low, high, each) for low, high, each in both if high > low])
+        return list(product(*ranges))
 
     def packed(self, tensor: np.ndarray, into: np.ndarray) -> None:
         """Write the elements of a tensor in blocks into an array of one axis, of `size` elements."""

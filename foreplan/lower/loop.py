@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from foreplan.graph import Fill, Graph, Kind, Value
 from foreplan.lower.lower import lower
+from foreplan.lower.prepack import best_blocks
 from foreplan.lower.program import Operand, Program
 from foreplan.lower.target import Target
 from foreplan.ops.loop import Loop
@@ -18,7 +19,7 @@ class Body:
 
     Attributes:
         program: stored values are what the loop reads and the carries, which are updated in place; outputs are what
-            each step adds to the stacks.
+            each step adds to the stacks. What every step reads may lie in blocks: it is copied so before the first.
         place: by value that is stored, or written over one, the number of the loop's input.
         stacks: for each stack that the loop gives, what a step adds to it.
     """
@@ -36,6 +37,9 @@ def lower_body(loop: Loop, target: Target) -> Body:
     """
     step = run_passes(_as_step(loop), Settings(), (Stage.FORWARD, Stage.MEMORY))
     program = lower(step, target)
+    fixed = {value.name for value in loop.graph.inputs[loop.carries + loop.slices :]}
+    if loop.steps > 1 and (blocks := best_blocks(program, target, fixed)):
+        program = lower(step, target, blocks=blocks)
     number = {value.name: i for i, value in enumerate(loop.graph.inputs)}
     place = {slot.operand.value: number[slot.name] for slot in program.stored if slot.name in number}
     place |= {i: place[value.home] for i, value in enumerate(program.values) if value.home in place}

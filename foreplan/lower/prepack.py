@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.graph import Window
@@ -13,16 +13,17 @@ from foreplan.lower.target import Target
 from foreplan.units import format_bytes
 
 
-def best_blocks(program: Program, target: Target) -> dict[str, Blocks]:
+def best_blocks(program: Program, target: Target, names: Collection[str] | None = None) -> dict[str, Blocks]:
     """By name, the blocks in which all readers of a stored value together take the least time; without those that are
     read no faster so.
 
     Args:
         program: with all values in C order.
+        names: of stored values; None: of all.
     """
     changed = {value.home for value in program.values}
     found: dict[str, Blocks] = {}
-    for slot in program.stored:
+    for slot in (slot for slot in program.stored if names is None or slot.name in names):
         index = slot.operand.value
         nodes = _nodes(program, index)
         calls = [program.calls[actions[0]] for actions in nodes]

@@ -38,17 +38,18 @@ class CpuTarget:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The speed of the machine: that of one with the same instructions, or measured on this one."""
+        from foreplan.runtime.cpu import prices
         from foreplan.runtime.cpu.machine import this_machine
-        from foreplan.runtime.cpu.prices import rates
 
         # A large product and a stream copy; threads share the memory.
-        flops, stream = int(rates().peak * 1e9) * self.threads, 12_000_000_000 * min(self.threads, 4)
+        flops, stream = int(prices.rates().peak * 1e9) * self.threads, 12_000_000_000 * min(self.threads, 4)
         if self.tune:
-            from foreplan.runtime.cpu.tune import prices
+            from foreplan.runtime.cpu import tune
 
-            flops, stream = prices().machine_rates(self.threads)
+            flops, stream = tune.prices().machine_rates(self.threads)
         machine = this_machine()
-        needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn))
+        measured = prices.family() if prices.is_known() else prices.USUAL
+        needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn), ("times", measured))
         return DeviceProfile(self.name, flops, stream, stream // 2, needs)
 
     @property

@@ -15,7 +15,9 @@ from foreplan.errors import PlanError, SessionError, UsageError
 from foreplan.frontend import Tensor, nn
 from foreplan.graph import Normal
 from foreplan.graph.blocks import Blocks
+from foreplan.ops.loop import Loop
 from foreplan.runtime.cpu.instructions import Level, level
+from foreplan.runtime.loop import PlannedLoop, loop_of
 from foreplan.runtime.plancheck import check_program
 from foreplan.units import align_up
 from tests.cpu.check import needs_onednn
@@ -228,3 +230,47 @@ def test_other_targets_say_that_they_pack_nothing(target: str) -> None:
     step = fp.compile(fp.models.build("mlp"), target=target, prepack=True)
     assert not in_blocks(step)
     assert any(note.startswith("prepack: no kernel") for note in step.program.notes)
+
+
+def looped(width: int, items: int, steps: int, target: str) -> fp.Compiled:
+    """A recurrent layer that is trained: its weights are read in every step of two loops."""
+
+    def cell(h: Any, x: Any) -> Any:
+        h = np.tanh(nn.linear(h, width, name="state") + x)
+        return h, h
+
+    def model(x: Tensor) -> Tensor:
+        return nn.linear(fp.scan(cell, np.zeros((items, width)), nn.linear(x, width, name="in"))[0], 3, name="head")
+
+    graph = fp.trace(model, fp.spec((steps, items, 8)), name="looped")
+    return fp.compile(graph, fp.losses.cross_entropy, fp.optim.Momentum(0.1), target=target)
+
+
+def loops_of(step: fp.Compiled) -> list[PlannedLoop]:
+    calls = (step.program.calls[each.action] for each in step.plan.steps)
+    return [loop_of(call.op, step.program.target, call.payload) for call in calls if isinstance(call.op, Loop)]
+
+
+@pytest.mark.parametrize("seed", range(pick(2, 6, 60)))
+def test_loops_pack_what_every_step_reads_once(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    width, items, steps = (int(rng.integers(*some)) for some in ((20, 400), (4, 80), (2, 9)))
+    width, items = (384, 32) if seed == 0 else (width, items)
+    step = looped(width, items, steps, f"cpu:threads={1 + seed % 2}")
+    packed = [loop for loop in loops_of(step) if loop.in_blocks]
+    assert packed or seed or level() < Level.AVX2
+    for loop in packed:
+        ends = sum(align_up(nbytes, 64) for _, nbytes in loop.in_blocks.values())
+        assert loop.workspace <= align_up(loop.plan.heights[-1], 64) + ends
+    x = rng.normal(size=(steps, items, 8)).astype(np.float32)
+    data = {"x": x, "target": rng.integers(0, 3, items)}
+    step.save(tmp_path / "step.plan")
+    sessions = [
+        step.bind(seed=1, poison=True),
+        fp.load_plan(tmp_path / "step.plan").bind(seed=1),
+        looped(width, items, steps, "numpy").bind(seed=1),
+    ]
+    for _ in range(3):
+        poisoned, read, numpys = (float(session.step(data).loss or 0.0) for session in sessions)
+        assert poisoned == read
+        assert abs(poisoned - numpys) < 1e-5 * abs(numpys)

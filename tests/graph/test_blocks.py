@@ -55,6 +55,13 @@ def test_every_element_lies_where_its_tag_says_and_comes_back(seed: int) -> None
     if blocks.steps is None:
         assert max(sum(letter == x for _, x in blocks.inner) for letter in "abcd") > 1
         return
+    copies, there = blocks.copies(tensor, np.full(blocks.size, -1, np.float32)), None
+    for source, target in copies:
+        target[...] = source
+        there = target if target.base is None else target.base
+    assert there is not None
+    assert (there == into).all()
+    assert len(copies) == blocks.copied
     for indices in np.ndindex(*blocks.shape):
         at = sum(i // size * outer + i % size * near for i, (size, outer, near) in zip(indices, blocks.steps))
         assert into[at] == tensor[indices]
