@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from foreplan.lower.program import Program
@@ -34,11 +35,15 @@ def fallbacks(program: Program) -> tuple[Fallback, ...]:
     return _running(program, REFERENCE) if engine_info(program.target).falls_back else ()
 
 
-def _running(program: Program, kernels: str) -> tuple[Fallback, ...]:
-    """The ops that run kernels whose names end so, the most frequent first."""
+def _running(program: Program, kernels: str, among: Collection[int] | None = None) -> tuple[Fallback, ...]:
+    """The ops that run kernels whose names end so, the most frequent first.
+
+    Args:
+        among: the actions that count; None: all.
+    """
     found: dict[str, list[str]] = {}
     for i, call in enumerate(program.calls):
-        if call.kernel.endswith(kernels) and i not in program.copies:
+        if call.kernel.endswith(kernels) and i not in program.copies and (among is None or i in among):
             found.setdefault(call.op.name, []).append(call.node)
     made = [Fallback(op, len(nodes), tuple(dict.fromkeys(nodes))) for op, nodes in found.items()]
     return tuple(sorted(made, key=lambda each: (-each.count, each.op)))
@@ -49,13 +54,29 @@ def notes_of(program: Program) -> tuple[str, ...]:
     notes = []
     if found := fallbacks(program):
         notes.append(f"NumPy's kernels run what the target {program.target} has none of its own for: {_listed(found)}")
-    if found := _running(program, IN_FLOAT32):
+    if found := _running(program, IN_FLOAT32, among=_fastest(program)):
         notes.append(
-            "this processor multiplies bfloat16 more slowly than float32, or not at all, so copies in float32 may be "
-            f"multiplied: {_listed(found)}; precision float32 takes less time here, and copies take memory, which a "
-            "budget limits"
+            "copies in float32 may be multiplied, which takes less time here than to multiply bfloat16: "
+            f"{_listed(found)}; copies take memory, which a budget limits"
+            + "; precision float32 takes less time"
+            * (2 * _flops(program, IN_FLOAT32) > _flops(program, ""))
         )
     return tuple(notes)
+
+
+def _fastest(program: Program) -> Collection[int]:
+    """Of each node the action that is predicted to be the fastest."""
+    found: dict[tuple[int, ...], int] = {}
+    for i, action in enumerate(program.actions):
+        best = found.setdefault(action.writes, i)
+        if action.nanoseconds < program.actions[best].nanoseconds:
+            found[action.writes] = i
+    return set(found.values())
+
+
+def _flops(program: Program, kernels: str) -> int:
+    """Operations of the fastest action of each node, where its kernel's name ends so."""
+    return sum(program.actions[i].flops for i in _fastest(program) if program.calls[i].kernel.endswith(kernels))
 
 
 def _listed(found: tuple[Fallback, ...]) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from foreplan.errors import TargetError
 from foreplan.graph import Op, Window, as_dtype
+from foreplan.lower import Program
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.table import FAMILIES, kernels_for, reads_of
 from foreplan.runtime.cpu.threads import set_threads
@@ -28,6 +29,11 @@ def needs_onednn() -> pytest.MarkDecorator:
     except TargetError as error:
         return pytest.mark.skip(reason=str(error))
     return pytest.mark.filterwarnings("default")
+
+
+def notes_of(program: Program) -> list[str]:
+    """Notes of a program, without that of a processor which was not measured."""
+    return [note for note in program.notes if "times are predicted as of" not in note]
 
 
 def instruction_set() -> str:

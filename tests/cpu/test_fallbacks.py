@@ -16,7 +16,7 @@ from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.random import Random
 from foreplan.ops.softmax import Softmax
 from foreplan.runtime.cpu.table import family_of
-from tests.cpu.check import needs_onednn
+from tests.cpu.check import needs_onednn, notes_of
 from tests.foreplan.shell import answer, foreplan
 
 pytestmark = needs_onednn()
@@ -37,7 +37,7 @@ output %y = %b
 def test_ops_without_a_kernel_are_listed_and_noted() -> None:
     program = lower(products("float64"), "cpu:threads=1")
     assert fallbacks(program) == (Fallback("matmul", 2, ("a", "b")),)
-    (note,) = program.notes
+    (note,) = notes_of(program)
     assert "2 matmul" in note and "cpu:threads=1" in note
 
 
@@ -59,7 +59,7 @@ output %y = %b
 @pytest.mark.parametrize(("dtype", "target"), [("float32", "cpu:threads=1"), ("float64", "numpy")])
 def test_nothing_is_noted_where_nothing_falls_back(dtype: str, target: str) -> None:
     program = lower(products(dtype), target)
-    assert not fallbacks(program) and not program.notes
+    assert not fallbacks(program) and not notes_of(program)
 
 
 def test_the_command_line_lists_them(tmp_path: Path) -> None:

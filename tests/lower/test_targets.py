@@ -18,6 +18,7 @@ from foreplan.ops.loop import Loop
 from foreplan.options import Options
 from foreplan.runtime.cpu import machine
 from foreplan.runtime.loop import loop_of
+from tests.cpu.check import notes_of
 
 RESOLVED = targets.resolved  # before tests/conftest.py gives tests another default
 
@@ -54,7 +55,7 @@ def convolution() -> Graph:
 @pytest.mark.usefixtures("usual_default")
 def test_the_default_is_the_processor_by_onednn() -> None:
     program = lower(convolution())
-    assert program.target.startswith("cpu:threads=") and not program.notes
+    assert program.target.startswith("cpu:threads=") and not notes_of(program)
     assert engine_info("auto") is ENGINES["cpu"] and target_named("auto").name == target_named("cpu").name
 
 
