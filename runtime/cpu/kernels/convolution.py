@@ -24,7 +24,7 @@ from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels import im2col as columns
-from foreplan.runtime.cpu.kernels import winograd
+from foreplan.runtime.cpu.kernels import volumes, winograd
 from foreplan.runtime.cpu.kernels.rows import image_rows, rows_along, rows_from
 from foreplan.runtime.cpu.kernels.stages import (
     INPUT,
@@ -104,10 +104,12 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(base_of(after), nanoseconds=prices.direct(w, y))
 
 
-def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
-    """A convolution of 3 × 3 taps."""
+def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution | volumes.Volumes:
+    """A convolution of 3 × 3 taps, on two axes or on the last two of three."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
+    if len(w.shape) == 5:
+        return volumes.convolution(op, x, w, y, after)
     winograd.check(op, w.shape[2:], x, y)
     return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
 
@@ -274,10 +276,12 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(2, nanoseconds=cost)
 
 
-def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
+def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution | volumes.Volumes:
     """The gradient of the data of a convolution of 3 × 3 taps."""
     assert isinstance(op, ConvDataGrad)
     g, w, dx, adds = _data_gradient(inputs, outputs)
+    if len(w.shape) == 5:
+        return volumes.data_gradient(op, g, w, dx, adds)
     winograd.check(op, w.shape[2:], g, dx)
     above, left = (w.shape[2] - 1 - zeros for zeros in _before(op))
     return winograd.Convolution(g, w, dx, (above, left), turned=True, after=[(OLD, 2)] if adds else ())
@@ -343,10 +347,12 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(2 if adds else -1, nanoseconds=prices.direct_weights(dw, g))
 
 
-def weight_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.WeightGradient:
+def weight_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.WeightGradient | volumes.Volumes:
     """The gradient of 3 × 3 taps."""
     assert isinstance(op, ConvWeightGrad)
     x, g, dw, adds = _weight_gradient(inputs, outputs)
+    if len(dw.shape) == 5:
+        return volumes.weight_gradient(op, op.kernel, x, g, dw, adds)
     winograd.check(op, op.kernel, x, g)
     return winograd.WeightGradient(x, g, dw, _before(op), add=adds)
 
