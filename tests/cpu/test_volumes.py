@@ -1,4 +1,4 @@
-"""Winograd's algorithm on the last two axes of three: drawn geometry in depth, beside float64."""
+"""Gradients by Winograd's algorithm on the last two axes of three: drawn geometry in depth, beside float64."""
 
 from __future__ import annotations
 
@@ -54,15 +54,6 @@ def exact(op: Op, given: Sequence[np.ndarray], windows: Sequence[Window], over: 
         assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("added", ["nothing", "bias", "old", "in place"])
-@pytest.mark.parametrize("seed", range(pick(2, 6, 60)))
-def test_a_convolution(seed: int, added: str) -> None:
-    op, x, w, g = drawn(seed, same=True)
-    more = {"nothing": [], "bias": [normal(len(w))]}.get(added, [g])
-    windows = [*last(x), *dense(w), *(dense(*more) if added == "bias" else last(*more))]
-    exact(op, (x, w, *more), windows, (0, 2) if added == "in place" else None)
-
-
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("seed", range(pick(2, 6, 60)))
 def test_the_gradient_of_its_data(seed: int, add: bool) -> None:
@@ -86,7 +77,6 @@ def test_the_gradient_of_its_weights(seed: int, add: bool) -> None:
 def test_any_steps_and_zeros_in_depth_where_there_is_this_way(seed: int) -> None:
     op, x, w, g = drawn(seed, same=False)
     cases = (
-        (op, (x, w), [*last(x), *dense(w)]),
         (ConvDataGrad(*op.geometry, spatial=x.shape[2:]), (g, w), [*last(g), *dense(w)]),
         (ConvWeightGrad(*op.geometry, kernel=w.shape[2:]), (x, g), last(x, g)),
     )
@@ -98,13 +88,18 @@ def test_any_steps_and_zeros_in_depth_where_there_is_this_way(seed: int) -> None
 def test_which_have_this_way() -> None:
     x, w = normal(1, 16, 6, 8, 8), normal(16, 16, 3, 3, 3)
     around, none = ((1, 1),) * 3, ((0, 0),) * 3
-    for op, weights, there in (
-        (Conv((1, 1, 1), around, (1, 1, 1)), w, True),
-        (Conv((1, 1, 1), none, (1, 1, 1)), w, True),
-        (Conv((2, 1, 1), around, (1, 1, 1)), w, True),
-        (Conv((1, 2, 1), around, (1, 1, 1)), w, False),
-        (Conv((1, 1, 1), around, (1, 1, 2)), w, False),
-        (Conv((1, 1, 1), none, (1, 1, 1)), normal(16, 16, 3, 1, 1), False),
-        (Conv((1, 1, 1), around, (1, 1, 1)), normal(8, 16, 3, 3, 3), False),
+    for op, weights, of_data, of_weights in (
+        (Conv((1, 1, 1), around, (1, 1, 1)), w, True, True),
+        (Conv((1, 1, 1), none, (1, 1, 1)), w, False, True),
+        (Conv((2, 1, 1), around, (1, 1, 1)), w, False, True),
+        (Conv((1, 2, 1), around, (1, 1, 1)), w, False, False),
+        (Conv((1, 1, 1), around, (1, 1, 2)), w, False, False),
+        (Conv((1, 1, 1), none, (1, 1, 1)), normal(16, 16, 3, 1, 1), False, False),
+        (Conv((1, 1, 1), around, (1, 1, 1)), normal(8, 16, 3, 3, 3), False, False),
     ):
-        assert ("winograd" in ways(op, [x, weights], [*last(x), *dense(weights)])) == there, op
+        g = normal(*op.infer([type_of(x), type_of(weights)])[0].shape)
+        data = ConvDataGrad(*op.geometry, spatial=x.shape[2:])
+        weight = ConvWeightGrad(*op.geometry, kernel=weights.shape[2:])
+        assert "winograd" not in ways(op, [x, weights], [*last(x), *dense(weights)])
+        assert ("winograd" in ways(data, [g, weights], [*last(g), *dense(weights)])) == of_data, op
+        assert ("winograd" in ways(weight, [x, g], last(x, g))) == of_weights, op

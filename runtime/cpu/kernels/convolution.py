@@ -104,12 +104,10 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(base_of(after), nanoseconds=prices.direct(w, y))
 
 
-def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution | volumes.Volumes:
-    """A convolution of 3 × 3 taps, on two axes or on the last two of three."""
+def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
+    """A convolution of 3 × 3 taps."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
-    if len(w.shape) == 5:
-        return volumes.convolution(op, x, w, y, after)
     winograd.check(op, w.shape[2:], x, y)
     return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
 
