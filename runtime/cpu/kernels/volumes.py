@@ -92,10 +92,12 @@ class _Tap:
     data: tuple[slice, Window]
     result: tuple[slice, Window]
 
+    @property
     def of_data(self) -> Index:
         """Where the data are."""
         return self.items, slice(None), self.data[0]
 
+    @property
     def of_result(self) -> Index:
         """Where the results are."""
         return self.items, slice(None), self.result[0]
@@ -114,12 +116,12 @@ def data_gradient(op: ConvOp, g: Window, w: Window, dx: Window, adds: bool) -> V
         if number == 0 and not _is_all(group[0].data[0], dx):
             raise Refused("slices of the data that only some taps meet")
         for tap in group:
-            reads = [(0, tap.of_result()), (1, tap.weights)]
+            reads = [(0, tap.of_result), (1, tap.weights)]
             if number > 0 or adds:
-                reads.append((RESULT if number > 0 else 2, tap.of_data()))
+                reads.append((RESULT if number > 0 else 2, tap.of_data))
             follows = [(OLD, 2)] if number > 0 or adds else []
             two = Convolution(tap.result[1], _weights(w), tap.data[1], (above, left), turned=True, after=follows)
-            parts.append(Part(two, tuple(reads), tap.of_data()))
+            parts.append(Part(two, tuple(reads), tap.of_data))
     return Volumes(tuple(parts), 2 if adds else -1)
 
 
@@ -131,7 +133,7 @@ def weight_gradient(op: ConvOp, kernel: Sequence[int], x: Window, g: Window, dw:
         raise Refused("taps that meet no slice")
     for group in groups:
         for number, tap in enumerate(group):
-            reads = [(0, tap.of_data()), (1, tap.of_result())]
+            reads = [(0, tap.of_data), (1, tap.of_result)]
             if number > 0 or adds:
                 reads.append((RESULT if number > 0 else 2, tap.weights))
             two = WeightGradient(tap.data[1], tap.result[1], _weights(dw), _before(op), add=number > 0 or adds)
