@@ -17,10 +17,12 @@ from foreplan.graph import Normal
 from foreplan.graph.blocks import Blocks
 from foreplan.ops.loop import Loop
 from foreplan.runtime.cpu.instructions import Level, level
+from foreplan.runtime.inputs import made_up
 from foreplan.runtime.loop import PlannedLoop, loop_of
 from foreplan.runtime.plancheck import check_program
 from foreplan.units import align_up
 from tests.cpu.check import needs_onednn
+from tests.cpu.families import NETS, built
 from tests.profile import pick
 from tests.runtime.test_planfile import reseal
 
@@ -274,3 +276,16 @@ def test_loops_pack_what_every_step_reads_once(seed: int, tmp_path: Path) -> Non
         poisoned, read, numpys = (float(session.step(data).loss or 0.0) for session in sessions)
         assert poisoned == read
         assert abs(poisoned - numpys) < 1e-5 * abs(numpys)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_small_nets_answer_as_before(name: str) -> None:
+    graph = built(name)
+    plain, packed = (fp.compile(graph, target="cpu:threads=1", prepack=prepack) for prepack in (False, True))
+    assert {x.name: x.operand.type for x in plain.program.stored} == {
+        x.name: x.operand.type for x in packed.program.stored
+    }
+    data = made_up(plain.program)
+    wanted, found = (step.bind(seed=1).step(data).outputs for step in (plain, packed))
+    for key, array in wanted.items():
+        assert np.abs(found[key] - array).max() < 2e-4 * np.abs(array).max()
