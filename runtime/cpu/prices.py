@@ -7,6 +7,7 @@ the arithmetic. prices.toml has those of each level and family that was measured
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ GATHERED, FAR, PACKED, PACKED_ROWS = 1, 6, 12, 24
 MAPPED, CACHE = 60, 2**21
 NEAR = 100  # nanoseconds of a call of a small product
 # Bytes a nanosecond of images of float32 on both sides of a convolution. What depth-wise convolutions by foreplan's own
-# loops reach of the rate of oneDNN's convolutions.
-IMAGES, DEPTHWISE = 16, 0.7
+# loops reach of the rate of oneDNN's convolutions: with nine taps or fewer, and with more, which registers do not hold.
+IMAGES, DEPTHWISE, DEPTHWISE_MANY = 16, 0.7, 0.34
 # Of products of float32: numbers a nanosecond that tiles pack, read and write; that panels pack, and the same where all
 # fit half a core's cache; and results that panels add to others. Of oneDNN, bytes read and written, and the same where
 # they fit there. Nanoseconds of a call.
@@ -154,7 +155,8 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0, x: Window | No
         x: the data of a convolution in groups, which reads more channels than its weights have.
     """
     moved = w.type.nbytes / (WEIGHTS if w.blocks is None else READ)
-    images = _images(w, y) if x is None else (x.type.nbytes + y.type.nbytes) / IMAGES
+    seen = None if y.type.dtype.is_narrow else x
+    images = _images(w, y) if seen is None else (seen.type.nbytes + y.type.nbytes) / IMAGES
     passes = moved + added / SECOND_PASS + spread / SPREAD + images
     rate = rates().direct_narrow if y.type.dtype.is_narrow else rates().direct
     return int(_operations(w, y) / rate + passes) // current_threads()
@@ -162,8 +164,11 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0, x: Window | No
 
 def depthwise(w: Window, y: Window, x: Window) -> int:
     """A depth-wise convolution by foreplan's own loops."""
-    moved = (x.type.nbytes + y.type.nbytes) / IMAGES
-    return int(_operations(w, y) / (DEPTHWISE * rates().direct) + moved) // current_threads()
+    moved, share = (
+        (x.type.nbytes + y.type.nbytes) / IMAGES,
+        DEPTHWISE if math.prod(w.shape[2:]) <= 9 else DEPTHWISE_MANY,
+    )
+    return int(_operations(w, y) / (share * rates().direct) + moved) // current_threads()
 
 
 def products(w: Window, y: Window, added: int = 0) -> int:
