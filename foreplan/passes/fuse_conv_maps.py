@@ -50,7 +50,8 @@ class _Chain:
 
 
 def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
-    """`conv_map` for a convolution whose result goes through additions, products and a ReLU and nowhere else.
+    """`conv_map` for a convolution whose result goes through maps and normalisation and nowhere else: as many of these
+    as the target has a kernel for. Most kernels do additions, products and a ReLU.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results up to rounding: a normalisation's
     factor is computed first, and a narrow result is rounded only once.
@@ -60,12 +61,14 @@ def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
     for node in graph.nodes:
         if not isinstance(node.op, Conv) or (len(node.inputs) > 2 and len(node.inputs[2].shape) > 1):
             continue
-        chain = _Chain(node)
+        chain, best = _Chain(node), None
         while (longer := _longer(graph, chain)) is not None and longer.last not in taken:
             chain = longer
-        if chain.nodes and accepts(chain.op, chain.types, [node.outputs[0].type]):
-            groups[chain.last] = chain
-            taken.update(chain.nodes)
+            if accepts(chain.op, chain.types, [node.outputs[0].type]):
+                best = chain
+        if best is not None:
+            groups[best.last] = best
+            taken.update(best.nodes)
     inner = {node for chain in groups.values() for node in (chain.conv, *chain.nodes[:-1])}
     return rewrite_groups(graph, groups, inner, _fused)
 
@@ -93,7 +96,7 @@ def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
     else:
         return None
     whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if isinstance(n.op, Map) and n.inputs[i].type == value.type]
-    if steps_of(expr) is None or len(whole) > 1:
+    if len(whole) > 1 or (steps_of(expr) is None and value.dtype.is_narrow):
         return None
     return _Chain(chain.conv, (*chain.nodes, node), expr, (*chain.reads, *reads))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from foreplan.graph import Op
+from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.kernel import Kernel, Run
@@ -37,6 +38,7 @@ class LoopKernel:
         loops: from inputs, outputs and scratch arrays to a call of the loops on them.
         pieces: the scratch arrays.
         overwrites, parts, nanoseconds: see `Kernel`.
+        wants: the blocks in which weights, input 1, would not be packed with every run.
     """
 
     loops: Callable[[Arrays, Arrays, Arrays], Run]
@@ -44,6 +46,7 @@ class LoopKernel:
     overwrites: tuple[tuple[int, int], ...] = ()
     parts: tuple[tuple[int, int, int], ...] = ()
     nanoseconds: int | None = None
+    wants: Blocks | None = None
 
     @property
     def workspace(self) -> int:

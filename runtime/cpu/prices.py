@@ -7,6 +7,7 @@ the arithmetic. prices.toml has those of each level and family that was measured
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ GATHERED, FAR, PACKED, PACKED_ROWS = 1, 6, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and bytes that the cache holds.
 MAPPED, CACHE = 60, 2**21
 NEAR = 100  # nanoseconds of a call of a small product
-# Bytes a nanosecond of images of float32 on both sides of a convolution.
-IMAGES = 16
+# Bytes a nanosecond of images of float32 on both sides of a convolution. What depth-wise convolutions by foreplan's own
+# loops reach of the rate of oneDNN's convolutions: with nine taps or fewer, and with more, which registers do not hold.
+IMAGES, DEPTHWISE, DEPTHWISE_MANY = 16, 0.7, 0.34
 # Of products of float32: numbers a nanosecond that tiles pack, read and write; that panels pack, and the same where all
 # fit half a core's cache; and results that panels add to others. Of oneDNN, bytes read and written, and the same where
 # they fit there. Nanoseconds of a call.
@@ -144,17 +146,29 @@ def vectors(rows: int, columns: int, depth: int, block: Block | int) -> int:
     return int(2 * rows * columns * depth / rates().vectors) + NEAR
 
 
-def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
+def direct(w: Window, y: Window, added: int = 0, spread: int = 0, x: Window | None = None) -> int:
     """A convolution by oneDNN, or its data's gradient; y are results or cotangents. Weights in blocks are only read.
 
     Args:
         added: bytes that are added to others.
         spread: bytes of a gradient that has positions which no tap saw.
+        x: the data of a convolution in groups, which reads more channels than its weights have.
     """
     moved = w.type.nbytes / (WEIGHTS if w.blocks is None else READ)
-    passes = moved + added / SECOND_PASS + spread / SPREAD + _images(w, y)
+    seen = None if y.type.dtype.is_narrow else x
+    images = _images(w, y) if seen is None else (seen.type.nbytes + y.type.nbytes) / IMAGES
+    passes = moved + added / SECOND_PASS + spread / SPREAD + images
     rate = rates().direct_narrow if y.type.dtype.is_narrow else rates().direct
     return int(_operations(w, y) / rate + passes) // current_threads()
+
+
+def depthwise(w: Window, y: Window, x: Window) -> int:
+    """A depth-wise convolution by foreplan's own loops."""
+    moved, share = (
+        (x.type.nbytes + y.type.nbytes) / IMAGES,
+        DEPTHWISE if math.prod(w.shape[2:]) <= 9 else DEPTHWISE_MANY,
+    )
+    return int(_operations(w, y) / (share * rates().direct) + moved) // current_threads()
 
 
 def products(w: Window, y: Window, added: int = 0) -> int:

@@ -22,6 +22,7 @@ from foreplan.runtime.cpu.kernels import (
     attention_grad,
     contraction,
     convolution,
+    depthwise,
     elementwise,
     index,
     join,
@@ -114,6 +115,7 @@ _CONVOLUTION: Mapping[str, Make] = {
     "tiles": partial(convolution.conv_in_blocks, way=Tiles),
     "panels": partial(convolution.conv_in_blocks, way=Panels),
     "columns": convolution.conv_by_columns,
+    "depthwise": depthwise.depthwise,
     "onednn": convolution.conv,
 }
 _DATA_GRADIENT: Mapping[str, Make] = {
@@ -182,8 +184,8 @@ IN_BLOCKS: Mapping[str, Sequence[str]] = {
     "gather": ("loops",),
     "matmul": ("panels",),
     "matmul_map": ("panels",),
-    "conv": ("panels", "onednn"),
-    "conv_map": ("panels", "onednn"),
+    "conv": ("panels", "depthwise", "onednn"),
+    "conv_map": ("panels", "depthwise", "onednn"),
 }
 
 

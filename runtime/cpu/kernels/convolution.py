@@ -101,7 +101,8 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     if bias:
         arguments[c.BIAS] = ("in", after[0][1], 0)
     plan.run(made, arguments)
-    return plan.finish(base_of(after), nanoseconds=prices.direct(w, y))
+    grouped = x if op.groups > 1 else None
+    return plan.finish(base_of(after), nanoseconds=prices.direct(w, y, x=grouped))
 
 
 def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
@@ -120,10 +121,13 @@ def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 
 
 def conv_in_blocks(op: Op, inputs: Windows, outputs: Windows, way: Blocks) -> Staged:
-    """A convolution of one tap as a product by foreplan's own code, with its epilogue."""
-    (x, w, y), after = _seen_as_images(op, inputs, outputs)
-    if all(function == OLD for function, _ in after):
-        return _one_tap(op, x, w, y, lambda a, b, z: way(a, b, z, add=bool(after)), {}, base_of(after))
+    """A convolution of one tap as a product by foreplan's own code, with any epilogue."""
+    check(*inputs, *outputs)
+    x, w, y = _image(inputs[0]), inputs[1], _image(outputs[0])
+    if isinstance(op, Conv):
+        after = _what_follows(op, inputs, outputs)
+        if all(function == OLD for function, _ in after):
+            return _one_tap(op, x, w, y, lambda a, b, z: way(a, b, z, add=bool(after)), {}, base_of(after))
     own = op.own if isinstance(op, ConvMap) else 2
     if isinstance(op, ConvMap) and op.biased:
         raise Refused("a bias, and more to follow a product in blocks")
@@ -210,8 +214,10 @@ def _what_follows(op: Op, inputs: Windows, outputs: Windows) -> Following:
     if isinstance(op, Conv):
         return [(OLD if x.shape == outputs[0].shape else "add", i) for i, x in enumerate(inputs) if i > 1]
     assert isinstance(op, ConvMap)
-    after = [("add", 2)] if op.biased else []
-    for step in steps_of(parse_expr(op.expr)) or ():
+    after, steps = [("add", 2)] if op.biased else [], steps_of(parse_expr(op.expr))
+    if steps is None:
+        raise Refused(f"{op.expr} of a convolution's result")
+    for step in steps:
         index = op.own - 1 + step.argument
         whole = step.argument > 0 and inputs[index].shape == outputs[0].shape
         if whole and (step.function != "add" or base_of(after) >= 0 or inputs[index].type != outputs[0].type):
