@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foreplan.graph import Fill, Graph, Kind, Value
-from foreplan.lower.lower import lower
+from foreplan.lower.lower import lower, lower_in_blocks
 from foreplan.lower.prepack import best_blocks
 from foreplan.lower.program import Operand, Program
 from foreplan.lower.target import Target
@@ -39,7 +39,7 @@ def lower_body(loop: Loop, target: Target) -> Body:
     program = lower(step, target)
     fixed = {value.name for value in loop.graph.inputs[loop.carries + loop.slices :]}
     if loop.steps > 1 and (blocks := best_blocks(program, target, fixed)):
-        program = lower(step, target, blocks=blocks)
+        program = lower_in_blocks(step, target, blocks)
     number = {value.name: i for i, value in enumerate(loop.graph.inputs)}
     place = {slot.operand.value: number[slot.name] for slot in program.stored if slot.name in number}
     place |= {i: place[value.home] for i, value in enumerate(program.values) if value.home in place}

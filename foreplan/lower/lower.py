@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from foreplan.arguments import flag, instance, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
@@ -28,7 +27,6 @@ from foreplan.units import parse_bytes
 
 WORKSPACE = "auto"  # see `lower`
 ENOUGH = 64 << 20  # bytes of workspace for most kernels
-NO_BLOCKS: Mapping[str, Blocks] = MappingProxyType({})
 FASTER = 1.3  # a kernel that needs more workspace must be this many times as fast
 
 
@@ -44,7 +42,6 @@ def lower(
     accuracy: str = "default",
     workspace: int | str = WORKSPACE,
     passes: Sequence[Pass] | None = None,
-    blocks: Mapping[str, Blocks] = NO_BLOCKS,
 ) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
@@ -63,7 +60,6 @@ def lower(
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
             or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
         passes: another list of passes than the usual one, of which those of the stage `target` run.
-        blocks: the blocks in which stored values lie, by name; what reads them has kernels for these (`best_blocks`).
 
     Raises:
         UsageError: no such target, a size that cannot be understood, or `prepack` of a step that trains.
@@ -78,7 +74,7 @@ def lower(
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
-    program = _Lowering(formed, chosen, workspace, blocks).run()
+    program = _Lowering(formed, chosen, workspace, {}).run()
     if prepack:
         blocks = best_blocks(program, chosen)
         program = _Lowering(formed, chosen, workspace, blocks).run()
@@ -88,6 +84,12 @@ def lower(
     program = with_named(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program
+
+
+def lower_in_blocks(graph: Graph, target: Target, blocks: Mapping[str, Blocks]) -> Program:
+    """As `lower`, with stored values in blocks, by name: those that `best_blocks` found for this graph and target."""
+    formed = run_passes(graph, Settings(machine=target), (Stage.TARGET,))
+    return _Lowering(formed, target, WORKSPACE, blocks).run()
 
 
 class _Lowering:
