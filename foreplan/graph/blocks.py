@@ -38,8 +38,7 @@ class Blocks:
     tag: str
 
     def __post_init__(self) -> None:
-        found, letters = _TAG.fullmatch(self.tag), [chr(ord("a") + i) for i in range(len(self.shape))]
-        outer = found[1] if found else ""
+        letters, outer = [chr(ord("a") + i) for i in range(len(self.shape))], self._parsed[0]
         blocked = {letter for _, letter in self.inner}
         right = sorted(outer.lower()) == letters and blocked == {x.lower() for x in outer if x.isupper()}
         if not right or len(self.shape) > MOST or any(size < 1 for size, _ in self.inner) or min(self.shape) < 1:
@@ -63,8 +62,7 @@ class Blocks:
     @cached_property
     def inner(self) -> Sequence[tuple[int, str]]:
         """Extent and axis of each block, from the outermost one to the innermost."""
-        found = _TAG.fullmatch(self.tag)
-        return [(int(size), letter) for size, letter in _INNER.findall(found[2] if found else "")]
+        return [(int(size), letter) for size, letter in _INNER.findall(self._parsed[1])]
 
     @cached_property
     def elements(self) -> int:
@@ -146,6 +144,12 @@ class Blocks:
         back = elements.reshape([split[i] for i in order]).transpose(np.argsort(order)).reshape(self._filled)
         return np.ascontiguousarray(back[tuple(map(slice, self.shape))])
 
+    @property
+    def _parsed(self) -> tuple[str, str]:
+        """The names of axes, and the blocks; both empty of what is no tag."""
+        found = _TAG.fullmatch(self.tag)
+        return (found[1], found[2]) if found else ("", "")
+
     @cached_property
     def _filled(self) -> tuple[int, ...]:
         """The extent of each axis in whole blocks."""
@@ -165,9 +169,7 @@ class Blocks:
             sizes = [size for size, letter in self.inner if letter == chr(ord("a") + axis)]
             extents.append([filled // math.prod(sizes), *sizes])
         starts = np.cumsum([0, *map(len, extents)])
-        found = _TAG.fullmatch(self.tag)
-        assert found is not None, self.tag
-        order = [int(starts[ord(letter) - ord("a")]) for letter in found[1].lower()]
+        order = [int(starts[ord(letter) - ord("a")]) for letter in self._parsed[0].lower()]
         taken = [1] * len(extents)
         for _, letter in self.inner:
             axis = ord(letter) - ord("a")

@@ -54,12 +54,13 @@ def notes_of(program: Program) -> tuple[str, ...]:
     notes = []
     if found := fallbacks(program):
         notes.append(f"NumPy's kernels run what the target {program.target} has none of its own for: {_listed(found)}")
-    if found := _running(program, IN_FLOAT32, among=_fastest(program)):
+    fastest = _fastest(program)
+    if found := _running(program, IN_FLOAT32, among=fastest):
         notes.append(
             "copies in float32 may be multiplied, which takes less time here than to multiply bfloat16: "
             f"{_listed(found)}; copies take memory, which a budget limits"
             + "; precision float32 takes less time"
-            * (2 * _flops(program, IN_FLOAT32) > _flops(program, ""))
+            * (2 * _flops(program, fastest, IN_FLOAT32) > _flops(program, fastest, ""))
         )
     return tuple(notes)
 
@@ -74,9 +75,9 @@ def _fastest(program: Program) -> Collection[int]:
     return set(found.values())
 
 
-def _flops(program: Program, kernels: str) -> int:
-    """Operations of the fastest action of each node, where its kernel's name ends so."""
-    return sum(program.actions[i].flops for i in _fastest(program) if program.calls[i].kernel.endswith(kernels))
+def _flops(program: Program, among: Collection[int], kernels: str) -> int:
+    """Operations of those actions whose kernels' names end so."""
+    return sum(program.actions[i].flops for i in among if program.calls[i].kernel.endswith(kernels))
 
 
 def _listed(found: tuple[Fallback, ...]) -> str:

@@ -76,8 +76,8 @@ def lower(
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
     program = _Lowering(formed, chosen, workspace, {}).run()
     if prepack:
-        blocks = best_blocks(program, chosen)
-        program = _Lowering(formed, chosen, workspace, blocks).run()
+        if blocks := best_blocks(program, chosen):
+            program = _Lowering(formed, chosen, workspace, blocks).run()
         program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
     program = replace(program, notes=(*program.notes, *because, *chosen.notes, *notes_of(program)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,16 +76,24 @@ class Rates:
 @lru_cache(maxsize=1)
 def rates() -> Rates:
     """Those of this machine's instruction set and family, or of the usual one."""
-    families = tomllib.loads(_FILE.read_text())
-    known: dict[str, Any] = families[family() if is_known() else USUAL][level().name]
-    some: dict[str, Any] = {name: rate or NONE for name, rate in known.items()}
+    some: dict[str, Any] = {name: rate or NONE for name, rate in _families()[taken_from()][level().name].items()}
     return Rates(**some)
 
 
-@lru_cache(maxsize=1)
+def taken_from() -> str:
+    """The family whose rates are taken."""
+    return family() if is_known() else USUAL
+
+
 def is_known() -> bool:
     """Whether rates of this machine's instruction set were measured on a processor of its family."""
-    return level().name in tomllib.loads(_FILE.read_text()).get(family(), {})
+    return level().name in _families().get(family(), {})
+
+
+@lru_cache(maxsize=1)
+def _families() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Rates by family and level."""
+    return tomllib.loads(_FILE.read_text())
 
 
 def product(a: Window, b: Window, y: Window) -> int:
@@ -164,10 +172,8 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0, x: Window | No
 
 def depthwise(w: Window, y: Window, x: Window) -> int:
     """A depth-wise convolution by foreplan's own loops."""
-    moved, share = (
-        (x.type.nbytes + y.type.nbytes) / IMAGES,
-        DEPTHWISE if math.prod(w.shape[2:]) <= 9 else DEPTHWISE_MANY,
-    )
+    moved = (x.type.nbytes + y.type.nbytes) / IMAGES
+    share = DEPTHWISE if math.prod(w.shape[2:]) <= 9 else DEPTHWISE_MANY
     return int(_operations(w, y) / (share * rates().direct) + moved) // current_threads()
 
 

@@ -48,8 +48,11 @@ class CpuTarget:
 
             flops, stream = tune.prices().machine_rates(self.threads)
         machine = this_machine()
-        measured = prices.family() if prices.is_known() else prices.USUAL
-        needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn), ("times", measured))
+        needs = (
+            ("instruction set", machine.instruction_set),
+            ("oneDNN", machine.onednn),
+            ("times", prices.taken_from()),
+        )
         return DeviceProfile(self.name, flops, stream, stream // 2, needs)
 
     @property

@@ -20,12 +20,10 @@ GUESSED = "was measured: times are predicted as of Intel family 6 with the same 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Rates are read anew, before and after."""
-    for cached in (prices.rates, prices.is_known):
-        cached.cache_clear()
+    prices.rates.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    for cached in (prices.rates, prices.is_known):
-        cached.cache_clear()
+    prices.rates.cache_clear()
 
 
 def test_every_family_has_whole_sections_and_the_usual_one_all_levels() -> None:
@@ -43,7 +41,6 @@ def test_a_family_that_was_measured_has_its_own_rates(family: pytest.MonkeyPatch
         if level().name in known[name]:
             family.setattr(prices, "family", lambda name=name: name)
             prices.rates.cache_clear()
-            prices.is_known.cache_clear()
             assert prices.rates().measured == known[name][level().name]["measured"]
             assert not any(GUESSED in note for note in fp.compile(fp.models.build("mlp"), target="cpu").program.notes)
 

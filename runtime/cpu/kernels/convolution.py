@@ -134,13 +134,13 @@ def conv_in_blocks(op: Op, inputs: Windows, outputs: Windows, way: Blocks) -> St
     expr = op.expr if isinstance(op, ConvMap) else "(a0 + a1)"
 
     def product(a: Window, b: Window, z: Window) -> Product:
-        further = tuple(_as_rows(each, y) for each in inputs[own:])
+        further = tuple(as_rows(each, y) for each in inputs[own:])
         return way(a, b, z, made=Made((expr,), further, (z,)))
 
     return _one_tap(op, x, w, y, product, beside(own, len(inputs)), -1)
 
 
-def _as_rows(z: Window, y: Window) -> Window:
+def as_rows(z: Window, y: Window) -> Window:
     """A tensor as a convolution's result, or of one number a channel, as rows of channels."""
     shape, item = (y.type.size // y.shape[1], y.shape[1]), z.type.dtype.itemsize
     if z.type.size == y.shape[1]:

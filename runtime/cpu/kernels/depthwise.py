@@ -19,6 +19,7 @@ from foreplan.runtime.cpu.codegen.jit import looped
 from foreplan.runtime.cpu.codegen.loops import WIDTH
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.kernel import LoopKernel
+from foreplan.runtime.cpu.kernels.convolution import as_rows
 from foreplan.runtime.cpu.kernels.depthwise_loop import ENTRIES, Form, compiled_depthwise
 from foreplan.runtime.cpu.kernels.rows import rows_along
 from foreplan.runtime.cpu.onednn import library as c
@@ -54,7 +55,7 @@ def depthwise(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
         raise Refused(f"{x.type} with the strides {x.strides}, {w.type}, {y.type} with the strides {y.strides}")
     matrix = (y.type.size // channels, channels)
     wide = Window(TensorType(FLOAT32, matrix), (rows.step * FLOAT32.itemsize, FLOAT32.itemsize))
-    made = Made((_epilogue(op, len(inputs)),), tuple(_as_rows(z, y) for z in inputs[2:]), (wide,))
+    made = Made((_epilogue(op, len(inputs)),), tuple(as_rows(z, y) for z in inputs[2:]), (wide,))
     form = Form((taps[0], taps[1]), (op.strides[0], op.strides[1]), (op.dilations[0], op.dilations[1]), made.then)
     (above, _), (left, _) = op.pads
 
@@ -88,14 +89,3 @@ def _epilogue(op: Conv | ConvMap, inputs: int) -> str:
         return op.expr
     further = max(used_args(expr), default=0)
     return str(substitute(expr, [Arg(0) + Arg(1), *(Arg(i + 2) for i in range(further))]))
-
-
-def _as_rows(z: Window, y: Window) -> Window:
-    """A tensor as the result, or of one number a channel, as rows of channels."""
-    shape, item = (y.type.size // y.shape[1], y.shape[1]), z.type.dtype.itemsize
-    if z.type.size == y.shape[1]:
-        return Window.dense(z.type.with_shape((shape[1],))).broadcast(shape)
-    rows = rows_along(z, 1)
-    if z.shape != y.shape or rows is None:
-        raise Refused(f"{z.type} with the strides {z.strides}")
-    return z.viewed(shape, (rows.step * item, item))
