@@ -10,6 +10,7 @@ from foreplan.lower.prepack import best_blocks
 from foreplan.lower.program import Operand, Program
 from foreplan.lower.target import Target
 from foreplan.ops.loop import Loop
+from foreplan.passes.join_maps import join_maps
 from foreplan.passes.pipeline import Settings, Stage, run_passes
 
 
@@ -35,7 +36,7 @@ def lower_body(loop: Loop, target: Target) -> Body:
     Raises:
         UnsupportedError: the target has no kernel for an op of it, and the op no decomposition.
     """
-    step = run_passes(_as_step(loop), Settings(), (Stage.FORWARD, Stage.MEMORY))
+    step = join_maps(run_passes(_as_step(loop), Settings(), (Stage.FORWARD, Stage.MEMORY)))
     program = lower(step, target)
     fixed = {value.name for value in loop.graph.inputs[loop.carries + loop.slices :]}
     if loop.steps > 1 and (blocks := best_blocks(program, target, fixed)):

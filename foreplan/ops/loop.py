@@ -217,8 +217,8 @@ def _in_training(body: Graph) -> Graph:
 
 
 def _expensive(body: Graph) -> list[Value]:
-    """The results that take many operations an element, each with the element-wise ops that alone follow it: what is
-    then kept is no larger, and the other operands of those ops need not be kept.
+    """The results that take many operations an element, each with the element-wise ops that alone follow it and whose
+    derivatives do not read it: what is then kept is no larger, and the other operands of those ops need not be kept.
     """
     found = []
     for node in body.nodes:
@@ -232,8 +232,10 @@ def _expensive(body: Graph) -> list[Value]:
 def _last_of_chain(body: Graph, value: Value) -> Value:
     while value not in body.returned and len(body.readers[value]) == 1:
         (reader,) = body.readers[value]
-        one = isinstance(reader.op, Map) and len(reader.outputs) == 1
-        if not one or reader.outputs[0].type.nbytes > value.type.nbytes:
+        op = reader.op
+        if not isinstance(op, Map) or len(reader.outputs) > 1 or reader.outputs[0].type.nbytes > value.type.nbytes:
+            break
+        if reader.inputs.index(value) in op.read_by_vjp:
             break
         value = reader.outputs[0]
     return value

@@ -97,6 +97,14 @@ class Map(Op):
                 gradients[index] = sum_to_shape(b, gradient, x.shape, wide=sums)
         return gradients
 
+    @property
+    def read_by_vjp(self) -> frozenset[int]:
+        """The inputs, by number, that the derivative of a single result reads, besides its cotangent and itself."""
+        (expr,) = self.parsed
+        n = 1 + max(used_args(expr), default=0)
+        flows = derivative(expr, Arg(n + 1), Arg(n)).values()
+        return frozenset(i for i in used_args(*flows) if i < n)
+
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """Any output may take the bytes of any input of its own type: blocks are read whole before they are written.
 

@@ -118,16 +118,14 @@ class _Way:
 
     Attributes:
         r: [G·H, H].
-        input_bias: [G·H], or None.
-        state_bias: [G·H], or None.
-        sums: what each step's input adds to the gates, without biases, [T, N, G·H].
+        bias: of the state [G·H], or None.
+        sums: what each step's input adds to the gates, with its bias, [T, N, G·H].
         states: initial ones, [N, H] each.
         backward: whether the last step comes first.
     """
 
     r: Value
-    input_bias: Value | None
-    state_bias: Value | None
+    bias: Value | None
     sums: Value
     states: list[Value]
     extra: list[Value | None]
@@ -151,7 +149,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
     for way in range(layer.w.shape[0]):
         w, r, bias = (_pick(b, value, way) for value in (layer.w, layer.r, layer.bias))
         assert w is not None and r is not None
-        sums = reshape(b, matmul(b, flat, w, transpose_b=True), (steps, items, rows))
+        sums = _sum(b, matmul(b, flat, w, transpose_b=True), None if bias is None else slice_axis(b, bias, 0, 0, rows))
         states = []
         for state in layer.states:
             first = _pick(b, state, way)
@@ -162,9 +160,8 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
         found.append(
             _Way(
                 r,
-                None if bias is None else slice_axis(b, bias, 0, 0, rows),
                 None if bias is None else slice_axis(b, bias, 0, rows, rows),
-                sums,
+                reshape(b, sums, (steps, items, rows)),
                 states,
                 [_pick(b, value, way) for value in layer.extra],
                 layer.activations[way * count : (way + 1) * count],
@@ -208,13 +205,6 @@ def _way(b: Builder, layer: _Layer, way: _Way, step: Step) -> tuple[list[Value],
     return states, y
 
 
-def _plus_bias(b: Builder, x: Value, *biases: Value | None) -> Value:
-    for bias in biases:
-        if bias is not None:
-            x = elementwise(b, lambda x, c: x + c, x, bias)
-    return x
-
-
 def _gates(b: Builder, sums: Value, count: int) -> list[Value]:
     """[N, G·H] cut into G windows [N, H]."""
     hidden = sums.shape[1] // count
@@ -233,7 +223,7 @@ def _sum(b: Builder, *values: Value | None) -> Value:
 def _rnn_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value]) -> list[Value]:
     (h,) = states
     (f,) = way.activations
-    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
+    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.bias)
     return [elementwise(b, lambda s: f(layer.gate(s)), s)]
 
 
@@ -242,7 +232,7 @@ def _lstm_step(
 ) -> list[Value]:
     h, c = states
     f, g, show = way.activations
-    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
+    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.bias)
     hidden = h.shape[1]
     # Peepholes: weights of the cell in the gates i, o and f, in this order.
     (peephole,) = way.extra
@@ -263,34 +253,50 @@ def _lstm_step(
 def _gru_step(
     b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], linear: bool, order: str
 ) -> list[Value]:
-    (h,) = states
+    step = _reset_behind if linear else _reset_before
+    return [step(b, layer, way, sums, states[0], order)]
+
+
+def _blend(layer: _Layer, way: _Way, z: Expr, candidate: Expr, h: Expr) -> Expr:
+    """The next state of a GRU, from what its update gate and its candidate are activated of."""
     f, g = way.activations
+    update = f(layer.gate(z))
+    return (1.0 - update) * g(layer.gate(candidate)) + update * h
+
+
+def _reset_behind(b: Builder, layer: _Layer, way: _Way, sums: Value, h: Value, order: str) -> Value:
+    """A GRU's step whose reset gate applies to the product with the state: one product for all gates."""
+    f, _ = way.activations
+    through = _sum(b, matmul(b, h, way.r, transpose_b=True), way.bias)
+    inputs, states = (dict(zip((*order[:2], "h"), _gates(b, x, 3))) for x in (sums, through))
+
+    def new(z: Expr, z_h: Expr, r: Expr, r_h: Expr, x: Expr, x_h: Expr, h: Expr) -> Expr:
+        return _blend(layer, way, z + z_h, x + f(layer.gate(r + r_h)) * x_h, h)
+
+    return elementwise(b, new, *(each[gate] for gate in "zrh" for each in (inputs, states)), h)
+
+
+def _reset_before(b: Builder, layer: _Layer, way: _Way, sums: Value, h: Value, order: str) -> Value:
+    """A GRU's step whose reset gate applies to the state that the candidate's product reads."""
+    f, _ = way.activations
     hidden = h.shape[1]
-    sums = _plus_bias(b, sums, way.input_bias)
-    recur = slice_axis(b, way.r, 0, 2 * hidden, hidden)
-    late_bias = None if way.state_bias is None else slice_axis(b, way.state_bias, 0, 2 * hidden, hidden)
-    early_bias = None if way.state_bias is None else slice_axis(b, way.state_bias, 0, 0, 2 * hidden)
-    early = _sum(
+    early, late = 2 * hidden, hidden  # rows of the gates, and of the candidate
+    parts = (0, early), (early, late)
+    biases = [None if way.bias is None else slice_axis(b, way.bias, 0, *part) for part in parts]
+    gates = _sum(
         b,
-        slice_axis(b, sums, 1, 0, 2 * hidden),
-        matmul(b, h, slice_axis(b, way.r, 0, 0, 2 * hidden), transpose_b=True),
-        early_bias,
+        slice_axis(b, sums, 1, 0, early),
+        matmul(b, h, slice_axis(b, way.r, 0, 0, early), transpose_b=True),
+        biases[0],
     )
-    gate = dict(zip(order, _gates(b, early, 2)))
-    z, r = gate["z"], gate["r"]
-    late = slice_axis(b, sums, 1, 2 * hidden, hidden)
-    if linear:
-        through = _plus_bias(b, matmul(b, h, recur, transpose_b=True), late_bias)
-        through = elementwise(b, lambda r, t: f(layer.gate(r)) * t, r, through)
-    else:
-        reset = elementwise(b, lambda r, h: f(layer.gate(r)) * h, r, h)
-        through = _plus_bias(b, matmul(b, reset, recur, transpose_b=True), late_bias)
+    gate = dict(zip(order, _gates(b, gates, 2)))
+    reset = elementwise(b, lambda r, h: f(layer.gate(r)) * h, gate["r"], h)
+    through = _sum(b, matmul(b, reset, slice_axis(b, way.r, 0, early, late), transpose_b=True), biases[1])
 
-    def blend(z: Expr, x: Expr, t: Expr, h: Expr) -> Expr:
-        update = f(layer.gate(z))
-        return (1.0 - update) * g(layer.gate(x + t)) + update * h
+    def new(z: Expr, x: Expr, t: Expr, h: Expr) -> Expr:
+        return _blend(layer, way, z, x + t, h)
 
-    return [elementwise(b, blend, z, late, through, h)]
+    return elementwise(b, new, gate["z"], slice_axis(b, sums, 1, early, late), through, h)
 
 
 class Options(TypedDict, total=False):

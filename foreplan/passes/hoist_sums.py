@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
+from foreplan.graph.text import print_graph
 from foreplan.ops.expr import Arg
 from foreplan.ops.join import Concat
 from foreplan.ops.loop import Loop
@@ -25,42 +28,45 @@ def hoist_sums(graph: Graph) -> Graph:
     batch; behind the loop it is one product, whose depth is the batch times the steps. That of a bias is one reduction.
 
     Only where it costs no memory: the factors of all steps lie in stacks and histories in any case, and no result of
-    the loop may take their place. `trim_loops` then takes the carries out of the loops.
+    the loop may take their place; or they take the place of slices that are not read again. `trim_loops` then takes the
+    carries out of the loops.
 
     Ensures: the same results, up to the order of summation.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, Loop) or not (added := _added(node.op)):
+    def behind(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if not isinstance(node.op, Loop) or not _added(node.op):
             return None
-        outputs = list(node.outputs)
-        lasting = [_lasts(graph, position, node, i) for i in range(len(inputs))]
-        stacks = _stacks(b, node.op, inputs, outputs, lasting)
-        totals = {i: make for i, more in added.items() if (make := _total(b, node.op.graph, stacks, more)) is not None}
+        outputs: list[Value] = []
+        dying = [not _is_kept(graph, position, node, i) for i in range(len(inputs))]
+        op, stacks = node.op, _stacks(b, node.op, inputs, outputs, dying)
+        totals = _totals(b, op, stacks)
+        wider = _with_factors(op, stacks, dying)
+        more = _totals(b, wider, _stacks(b, wider, inputs, outputs, dying))
+        if len(more) > len(totals):
+            op, totals = wider, more
         if not totals:
             return None
-        outputs[:] = found = b.node(node.op, *inputs, name=node.name)
+        outputs[:] = found = b.node(op, *inputs, name=node.name)
         b.scope = f"{node.name}/"
         summed = {i: make() for i, make in totals.items()}
         for i, total in summed.items():
             if not _is_zero(graph, node.inputs[i]):
                 summed[i] = elementwise(b, lambda x, y: x + y, inputs[i], total, name="sum")
-        return [summed.get(i, value) for i, value in enumerate(found)]
+        as_before = found[: len(node.op.results)] + found[len(op.results) :]
+        return [summed.get(i, value) for i, value in enumerate(as_before)]
 
-    return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+    return rewrite(graph, behind) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
 
 
-def _lasts(graph: Graph, position: dict[Node, int], node: Node, index: int) -> bool:
-    """Whether no stack of a loop may take the place of one of its inputs: the input is read later, it is a part of
-    something, such as of a history, or no stack is as large.
+def _is_kept(graph: Graph, position: dict[Node, int], node: Node, index: int) -> bool:
+    """Whether nothing may take the place of an input of a loop: it is read later, or is a part of something, such as of
+    a history.
     """
-    value, op = node.inputs[index], node.op
-    assert isinstance(op, Loop)
+    value = node.inputs[index]
     later = any(position[reader] > position[node] for reader in graph.readers[value])
-    sizes = {y.type.nbytes for y in node.outputs[op.carries : len(op.results)]}
-    kept = value.kind.is_stored or later or value in graph.returned or _is_part(graph, value)
-    return kept or value.type.nbytes not in sizes
+    return value.kind.is_stored or later or value in graph.returned or _is_part(graph, value)
 
 
 def _is_part(graph: Graph, value: Value) -> bool:
@@ -86,19 +92,43 @@ def _added(op: Loop) -> dict[int, Value]:
     return found
 
 
+def _with_factors(op: Loop, stacks: Collection[Value], dying: Sequence[bool]) -> Loop:
+    """The loop that also gives the factors of the products that it adds up, where each can take the place of a slice
+    that no stack takes yet.
+    """
+    body = op.graph
+    free = Counter(body.inputs[i].type.nbytes for i in range(op.carries, op.carries + op.slices) if dying[i])
+    free.subtract(value.type.nbytes for value in op.results[op.carries :])
+    more: list[Value] = []
+    for value in _added(op).values():
+        node = body.producer.get(value)
+        if node is None or node.op != MatMul(transpose_a=True) or op.kept > 0:
+            continue
+        missing = [x for x in dict.fromkeys(node.inputs) if x not in stacks and x not in more]
+        taken = Counter(x.type.nbytes for x in missing)
+        if all(count <= free[nbytes] for nbytes, count in taken.items()):
+            free.subtract(taken)
+            more += missing
+    if not more:
+        return op
+    outputs = {**body.outputs, **{f"factor{i}": value for i, value in enumerate(more)}}
+    return replace(op, body=print_graph(replace(body, outputs=outputs)))
+
+
 def _stacks(
-    b: Builder, op: Loop, inputs: Sequence[Value], outputs: Sequence[Value], lasting: Sequence[bool]
+    b: Builder, op: Loop, inputs: Sequence[Value], outputs: Sequence[Value], dying: Sequence[bool]
 ) -> dict[Value, Make]:
     """By value of the body: the stack [steps, …] of what it is in all steps, if there is one in any case.
 
     Args:
         outputs: of the loop, read when a stack is made.
-        lasting: for each input, whether it is there behind the loop.
+        dying: for each input, whether a stack of its size may take its place.
     """
     body, last = op.graph, len(op.results)
     found: dict[Value, Make] = {}
+    sizes = {value.type.nbytes for value in op.results[op.carries :]}
     for i in range(op.carries, op.carries + op.slices):
-        if lasting[i]:
+        if not dying[i] or body.inputs[i].type.nbytes not in sizes:
             found[body.inputs[i]] = partial(inputs.__getitem__, i)
     for i in range(op.carries, last):
         found.setdefault(op.results[i], partial(outputs.__getitem__, i))
@@ -137,7 +167,13 @@ def _sliced(b: Builder, whole: Make, op: Slice) -> Value:
     return b.apply(Slice((0, *op.starts), (stack.shape[0], *op.shape), (1, *op.steps)), stack)
 
 
-def _total(b: Builder, body: Graph, stacks: dict[Value, Make], value: Value) -> Make | None:
+def _totals(b: Builder, op: Loop, stacks: Mapping[Value, Make]) -> dict[int, Make]:
+    """By number of a carry that can be computed behind the loop: what is added to it in all steps."""
+    found = {i: _total(b, op.graph, stacks, value) for i, value in _added(op).items()}
+    return {i: make for i, make in found.items() if make is not None}
+
+
+def _total(b: Builder, body: Graph, stacks: Mapping[Value, Make], value: Value) -> Make | None:
     """What a value of a body adds up to over all steps; None if it takes more than there are stacks of."""
     node = body.producer.get(value)
     if node is not None and isinstance(node.op, Reshape):

@@ -127,15 +127,19 @@ def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
     return int(count * (2 * rows * columns * depth / rates().tiles + moved / MOVED)) // current_threads() + CALL
 
 
-def panels(count: int, rows: int, columns: int, depth: int, packed: float, added: int) -> int:
+def panels(
+    count: int, rows: int, columns: int, depth: int, results: int, packed: float, streamed: int, added: int
+) -> int:
     """Some products of matrices by `panels`.
 
     Args:
         rows, columns: whole blocks.
+        results: that would take as long in whole blocks.
         packed: numbers that are packed; half of those that are only read.
+        streamed: numbers that are read one after the other, while others are multiplied.
         added: how often sums of some steps are added to results.
     """
-    sums = 2 * rows * columns * depth / rates().panels
+    sums = max(2 * results * depth / rates().panels, streamed / READ)
     near = FLOAT32.itemsize * (rows * depth + depth * columns + rows * columns) < CACHE // 2
     moved = packed / (COPIED_NEAR if near else COPIED) + added * rows * columns / SUMMED
     return int(count * (sums + moved)) // current_threads() + CALL

@@ -13,15 +13,19 @@ import pytest
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
+from foreplan.runtime.cpu.codegen.loops import WIDTH
 from foreplan.runtime.cpu.gemm.blocked import GRAIN
-from foreplan.runtime.cpu.gemm.panels import Panels
+from foreplan.runtime.cpu.gemm.panels import STEPS, Panels
+from foreplan.runtime.cpu.gemm.registers import Block, time_with_edges
 from foreplan.runtime.cpu.gemm.tiles import Tiles, available
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.threads import set_threads
 from foreplan.runtime.kernel import Refused
+from foreplan.units import align_up
 from tests.cpu import products
-from tests.cpu.check import needs_onednn, scratch, type_of
-from tests.cpu.products import EPSILON, check_what_is_made, normal, turned, window
+from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
+from tests.cpu.products import EPSILON, check_what_is_made, normal, surroundings_are_kept, turned, window
 
 HUGE = 3.396e38  # would be rounded to infinity as a bfloat16
 Way = type[Tiles] | type[Panels]
@@ -213,3 +217,39 @@ def test_drawn_sizes_and_layouts(way: Way, seed: int) -> None:
     given = (a, b) if onto is None else (a, b, onto)
     threads = int(rng.integers(1, 4))
     assert error(multiplied(way, *given, threads=threads), *given) < 2 * ALLOWED[way]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_epilogues(way: Way, seed: int) -> None:
+    """Short ones, which work on registers, and long ones, which work on memory, at whole blocks and at every edge."""
+    rng = np.random.default_rng(seed)
+    rows, depth, columns = (int(rng.choice([rng.integers(1, 60), 48 * rng.integers(1, 6)])) for _ in range(3))
+    depth = int(rng.choice([depth, 2 * STEPS + depth]))
+    a, b = normal(rows, depth), normal(depth, columns, seed=1)
+    further = normal(*(((rows, columns), (columns,), (rows, 1))[int(rng.integers(3))]), seed=2)
+    wide, scale = a.astype(np.float64) @ b + further, np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(further)
+    expr, wanted = "max((a0 + a1), 0.0)", np.maximum(wide, 0)
+    if rng.integers(2):
+        expr, wanted, scale = "(a0 + a1)", wide / 2**12, scale / 2**12
+        for _ in range(12):  # halves, in twelve parts that are all different
+            expr = f"(0.5 * {expr})"
+    out = laid_out(np.full((rows, columns), np.nan, np.float32), Window.dense(TensorType(FLOAT32, (rows, columns))))
+    threads = int(rng.integers(1, 4))
+    set_threads(threads)
+    made = Made((expr,), (window(further).broadcast((rows, columns)),), (window(out),))
+    product = way(window(a), window(b), window(out), made=made)
+    memory = scratch(product.scratchpad)
+    places = {c.SRC: a, c.WEIGHTS: b, c.DST: out, FURTHER: further, c.SCRATCHPAD: memory}
+    product.bind({argument: x.ctypes.data for argument, x in places.items()})()
+    assert surroundings_are_kept(out)
+    assert (np.abs(out - wanted) <= 2 * ALLOWED[way] * EPSILON * scale).all()
+
+
+def test_edges_take_less_time_than_whole_blocks_and_more_than_none() -> None:
+    for block in (Block(8, 3), Block(6, 4), Block(12, 2), Block(6, 1)):
+        for rows in range(1, 60):
+            for columns in range(1, 200):
+                time = WIDTH * time_with_edges(block, rows, columns)
+                assert rows * columns <= time <= align_up(rows, block.rows) * align_up(columns, block.columns)
+    if level() >= Level.AVX512:
+        assert time_with_edges(Block(8, 3), 49, 160) == (6 * 24 + 8) * 3 + 6 * 8 + 8

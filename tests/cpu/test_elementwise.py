@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.graph import Window
+from foreplan.graph import Window, as_dtype
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.map import Map
 from foreplan.runtime.cpu.codegen.transpose import Transposition
@@ -66,7 +66,19 @@ def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype:
         check_copy(x, source, target)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "bool", "int64"])
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 3, 3), (1, 3, 7, 16), (3, 3, 16, 16), (2, 4, 5, 9), (1, 3, 2, 4), (5, 2, 1, 33)]
+)
+def test_images_of_few_channels_come_to_lie_with_their_channels_last(shape: tuple[int, ...], dtype: str) -> None:
+    x = (50 * normal(*shape)).astype(as_dtype(dtype).numpy)
+    (order,), (last,) = dense(x), as_images(x)
+    check_copy(x, order, last)
+    rows = Window(order.type, (2 * order.strides[0], *order.strides[1:]))
+    check_copy(x, rows, last)
+
+
 def test_copies_by_several_threads() -> None:
-    x = normal(300, 410)
-    for threads in (1, 3):
-        check_copy(x, Window(type_of(x), (4, 1200)), *dense(x), threads)
+    for x in (normal(300, 410), normal(3, 50_001)):
+        for threads in (1, 3):
+            check_copy(x, *dense(x), Window(type_of(x), (4, 4 * len(x))), threads)

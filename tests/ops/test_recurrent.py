@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
+from foreplan.ops.loop import Loop
+from foreplan.ops.matmul import MatMul
 from foreplan.ops.recurrent import activation, gru, lstm, rnn
 from foreplan.ops.unstack import Unstack
 from tests.frontend.onnx.models import by_onnxruntime, model, node
@@ -151,3 +154,29 @@ def test_what_does_not_fit_is_refused() -> None:
         rnn(b, x, w, r, direction="sideways")
     with pytest.raises(UnsupportedError, match="no recurrent activation"):
         activation("Swish")
+
+
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rnn": ("RNN", {}),
+    "lstm": ("LSTM", {}),
+    "gru": ("GRU", {}),
+    "gru that resets behind the product": ("GRU", {"linear_before_reset": True}),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_backward_computes_no_product_of_forward_again(layer: str) -> None:
+    """What a product gives is kept, or something of its size whose derivative does not need it."""
+    kind, options = LAYERS[layer]
+    b, width, rows = Builder("layer"), 64, 64 * GATES[kind]
+    types = {name: TensorType(as_dtype("float32"), shape) for name, shape in (("x", (T, N, I)), ("w", (1, rows, I)))}
+    types |= {"r": types["x"].with_shape((1, rows, width)), "bias": types["x"].with_shape((1, 2 * rows))}
+    x = b.input("x", types.pop("x"))
+    values = {"x": x, **{name: b.store(name, type, Kind.PARAMETER, Fill(0.1)) for name, type in types.items()}}
+    y, *_ = BUILDS[kind](b, **values, **options)
+    step = fp.compile(b.finish({"y": y}), fp.losses.mean, fp.optim.SGD(0.1), target="numpy").graph
+    bodies = [node.op.graph for node in step.nodes if isinstance(node.op, Loop)]
+    forward, again = (
+        [node for node in body.nodes if isinstance(node.op, MatMul) and node.op.transpose_b] for body in bodies
+    )
+    assert len(forward) == (2 if layer == "gru" else 1) and not again

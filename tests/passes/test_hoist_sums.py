@@ -62,15 +62,17 @@ def test_layers_learn_as_when_they_are_written_out(kind: str, target: str, seed:
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "states"), [("rnn", 1), ("lstm", 2)])
+@pytest.mark.parametrize(("kind", "states"), [("rnn", 1), ("gru", 1), ("lstm", 2)])
 def test_the_gradient_of_a_weight_is_one_product(kind: str, states: int) -> None:
-    """Of the weight and both biases; the factors are histories, which results never overwrite, and results."""
-    graph = fp.trace(lambda x: KINDS[kind](x, 8, name="layer")[0], fp.spec((3, 5, 4)))
+    """Of the weight and its bias; the factors are histories, which results never overwrite, and results, of which one
+    of a GRU takes the place of what its forward step kept.
+    """
+    graph = fp.trace(lambda x: KINDS[kind](x, 64, name="layer")[0], fp.spec((3, 5, 4)))
     _, backward = loops(fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1)).graph)
     assert backward.op.carries == states and not sums_of_products(backward)
     without = [each for each in fp.passes.PASSES if each.name != "hoist_sums"]
     _, backward = loops(fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), passes=without).graph)
-    assert backward.op.carries == states + 3 and sums_of_products(backward) == 1
+    assert backward.op.carries == states + 2 and sums_of_products(backward) == 1
 
 
 @pytest.mark.parametrize("seed", range(pick(2, 4, 20)))
@@ -138,10 +140,17 @@ def test_where_factors_are_there_in_any_case() -> None:
 
 
 def test_where_it_would_cost_memory() -> None:
-    """Factors that no stack holds; and a stack whose place the results would take."""
+    """Factors that no stack holds, and that have no slice's size; and a stack whose place the results would take."""
     assert carries_left(lambda c, x: (c + x.T @ np.exp(x), x * 2)) == 1
     assert carries_left(lambda c, x: (c + x.T @ x, x * 2), read_later=False) == 1
     assert carries_left(lambda c, x: (c + x.T @ x, x[0]), read_later=False) == 0
+    assert carries_left(lambda c, x: (c + x.T @ np.exp(x), x[0]), read_later=False) == 1  # both its factors
+
+
+def test_a_factor_takes_the_place_of_a_slice() -> None:
+    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x[0]), read_later=False) == 0
+    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x[0])) == 1
+    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x * 2), read_later=False) == 1
 
 
 def test_carries_that_are_more_than_sums() -> None:

@@ -10,7 +10,7 @@ import llvmlite.ir as ir
 from foreplan.graph import Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.expr import parse_expr
+from foreplan.ops.expr import parse_expr, subexpressions
 from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type
 from foreplan.runtime.cpu.codegen.expressions import emit
 from foreplan.runtime.cpu.codegen.llvm import POINTER
@@ -90,6 +90,11 @@ class Making:
     def entries(self) -> int:
         """The number of these entries."""
         return 2 * len(self.operands)
+
+    @property
+    def parts(self) -> int:
+        """The parts of the expressions, common ones once."""
+        return len(subexpressions(*self.exprs))
 
     def at(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
         """The address of each operand at a row and a column."""

@@ -1,4 +1,6 @@
-"""Copies from one order of the axes to another, sixteen by sixteen elements at a time, as machine code."""
+"""Copies from one order of the axes to another, as machine code: sixteen by sixteen elements at a time, or sixteen
+elements of each of two to four channels.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
 
 LEAST = 8  # elements along either axis that are worth a tile
+FEW = range(2, 5)  # along the far axis: of so few, several places of the near axis fill a vector of the copy
 AHEAD = 4  # a tile is fetched into the cache this many tiles before it is copied
 PART = 32 * 1024  # elements that are worth a thread
 
@@ -59,7 +62,8 @@ class Transposition:
         parts = math.prod(axis.extent for axis in self.outer) * -(-self.near.extent // WIDTH)
         packed = np.array(table, np.int64).tobytes()
         grain = -(-PART // (WIDTH * self.far.extent))
-        return ranged(_compiled(self.dtype, len(self.outer)), parts, grain, current_threads(), packed)
+        few = self.far.extent if self.far.extent < LEAST else 0
+        return ranged(_compiled(self.dtype, len(self.outer), few), parts, grain, current_threads(), packed)
 
 
 def transposition(dtype: DType, axes: Sequence[Axis]) -> Transposition | None:
@@ -67,26 +71,32 @@ def transposition(dtype: DType, axes: Sequence[Axis]) -> Transposition | None:
     item = dtype.itemsize
     near = next((axis for axis in axes if axis.source == item), None)
     far = next((axis for axis in axes if axis.target == item), None)
-    if near is None or far is None or near is far or min(near.extent, far.extent) < LEAST:
+    if near is None or far is None or near is far or near.extent < LEAST:
+        return None
+    if far.extent < LEAST and not (far.extent in FEW and near.target == far.extent * item):
         return None
     return Transposition(dtype, tuple(axis for axis in axes if axis not in (near, far)), near, far)
 
 
 @cache
-def _compiled(dtype: DType, outer: int) -> Callable[[int, int, bytes], None]:
+def _compiled(dtype: DType, outer: int, few: int) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for sixteens along the near axis, within places of the outer axes in C order.
+
+    Args:
+        few: the extent of the far axis, if it is small.
 
     The table is int64: extents of outer axes, near and far; the source's address and strides along these; the copy's.
     """
-    return compiled_as(("transpose", dtype, outer), lambda: _Writer(Operand(dtype, CONTIGUOUS), outer).written())
+    operand = Operand(dtype, CONTIGUOUS)
+    return compiled_as(("transpose", dtype, outer, few), lambda: _Writer(operand, outer, few).written())
 
 
 class _Writer(Writer):
     """Writes such a loop."""
 
-    def __init__(self, operand: Operand, outer: int) -> None:
+    def __init__(self, operand: Operand, outer: int, few: int) -> None:
         super().__init__()
-        self.operand = operand
+        self.operand, self.few = operand, few
         axes = outer + 2
         self.extents = [self.entry(i) for i in range(axes)]
         self.addresses = [self.b.inttoptr(self.entry(at), POINTER) for at in (axes, 2 * axes + 1)]
@@ -103,10 +113,13 @@ class _Writer(Writer):
                 self.place(self.operand, address, steps[:-2], at) for address, steps in zip(self.addresses, self.steps)
             ]
             first = b.mul(strip, width)
-            blocks = b.udiv(b.add(far, self.number(WIDTH - 1)), width)
-            with self.counted(self.number(0), blocks, 1) as block:
-                self.fetch(places[0], first, b.add(block, self.number(AHEAD)), blocks)
-                self.tile(places, first, b.mul(block, width))
+            if self.few:
+                self.mixed(places, first)
+            else:
+                blocks = b.udiv(b.add(far, self.number(WIDTH - 1)), width)
+                with self.counted(self.number(0), blocks, 1) as block:
+                    self.fetch(places[0], first, b.add(block, self.number(AHEAD)), blocks)
+                    self.tile(places, first, b.mul(block, width))
         self.b.ret_void()
 
     def tile(self, places: Sequence[Place], near: ir.Value, far: ir.Value) -> None:
@@ -126,6 +139,23 @@ class _Writer(Writer):
             address = b.gep(row.address, [far], source_etype=element)
             writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
 
+    def mixed(self, places: Sequence[Place], near: ir.Value) -> None:
+        """Elements from `near` of its axis, and all of the far one: the copy has those of a place side by side."""
+        b, (source, target) = self.b, places
+        e, element = Lanes(b, WIDTH), memory_type(self.operand.dtype)
+        left = b.sub(self.extents[-2], near)
+        reads = Memory(e, near, left)
+        rows = []
+        for i in range(self.few):
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [self.number(i)])
+            rows.append(reads.load(e, b.gep(row.address, [near], source_etype=element), element, reads.mask))
+        begin, count = (b.mul(x, self.number(self.few)) for x in (near, left))
+        for i, mixed in enumerate(interleaved(b, rows)):
+            at = self.number(WIDTH * i)
+            writes = Memory(e, at, b.sub(count, at))
+            address = b.gep(target.address, [b.add(begin, at)], source_etype=element)
+            writes.store(e, address, element, mixed, writes.mask)
+
     def fetch(self, source: Place, near: ir.Value, block: ir.Value, blocks: ir.Value) -> None:
         """Fetch a tile of this strip or of the next into the cache: hardware does not fetch so many rows ahead."""
         b, width = self.b, self.number(WIDTH)
@@ -140,6 +170,20 @@ class _Writer(Writer):
     def within(self, e: Lanes, mask: ir.Value, index: int, count: ir.Value) -> ir.Value:
         """The lanes of a mask if there are more than `index` rows, else none."""
         return self.b.select(self.b.icmp_signed("<", self.number(index), count), mask, e.constant(BIT, 0))
+
+
+def interleaved(b: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """The elements of some rows in turn: the first of each, then the second of each, in as many vectors."""
+    found, count = list[ir.Value](), len(rows)
+    for first in range(0, count * WIDTH, WIDTH):
+        sources = [divmod(first + lane, count) for lane in range(WIDTH)]  # place within a row, row
+        whole = rows[0]
+        for i in range(1, count):
+            so_far = [at for at, _ in sources] if i == 1 else range(WIDTH)
+            order = [WIDTH + at if row == i else before for (at, row), before in zip(sources, so_far)]
+            whole = shuffled(b, (whole, rows[i]), order)
+        found.append(whole)
+    return found
 
 
 def transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:

@@ -9,9 +9,10 @@ from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
+from foreplan.runtime.cpu.codegen.loops import WIDTH
 from foreplan.runtime.cpu.gemm.blocked import ITEM, Blocked, Share
 from foreplan.runtime.cpu.gemm.panels_loop import ENTRIES, Product, compiled_product
-from foreplan.runtime.cpu.gemm.registers import Block, block_for
+from foreplan.runtime.cpu.gemm.registers import Block, block_with_edges, edge_of, time_with_edges
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
@@ -37,7 +38,7 @@ class Panels(Blocked):
     def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
         if level() < Level.AVX2:
             raise Refused("oneDNN is faster")
-        block = block_for(*y.shape[-2:])
+        block = block_with_edges(*y.shape[-2:])
         super().__init__(a, b, y, add, made, (STEPS, TURN), (block.rows, block.columns))
         few = y.shape[-1] <= FEW * block.columns
         packs_a = not self.a_along and a.strides[-1] > NEAR and not few
@@ -46,7 +47,8 @@ class Panels(Blocked):
             raise Refused(f"a matrix in the blocks {b.blocks}")
         packs_b = not given and (self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0)
         self.wants = panels if packs_b else None
-        self.product = Product(packs_a, packs_b, given, self.b_along, block, made.then if made else None)
+        edge = edge_of(block, self.rows, self.columns)
+        self.product = Product(packs_a, packs_b, given, self.b_along, block, edge, made.then if made else None)
         if given:
             self.steps[1] = (align_up(self.columns, block.columns) * ITEM, self.most_steps * ITEM)
         kept = max(share.columns[1] - share.columns[0] for share in self.shares)
@@ -59,9 +61,12 @@ class Panels(Blocked):
         rows, columns = align_up(self.rows, block.rows), align_up(self.columns, block.columns)
         turns, passes = -(-self.depth // self.most_steps), -(-kept // self.most_kept)
         packed = self.depth * (packs_b * columns + packs_a * passes * rows)
-        read = self.depth * (columns * (not packs_b) + rows * (not packs_a))
-        added = turns if add else turns - 1
-        self.nanoseconds = prices.panels(self.count, rows, columns, self.depth, packed + read / 2, added)
+        read = self.depth * (columns * (not packs_b and not given) + rows * (not packs_a))
+        added, results = turns if add else turns - 1, time_with_edges(block, self.rows, self.columns) * WIDTH
+        streamed = given * self.depth * columns
+        self.nanoseconds = prices.panels(
+            self.count, rows, columns, self.depth, results, packed + read / 2, streamed, added
+        )
         self.nanoseconds += prices.mapped(made.beside) if made else 0
 
     def _panels(self, b: Window, block: Block) -> Blocks | None:

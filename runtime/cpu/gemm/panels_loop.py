@@ -4,14 +4,15 @@ The registers hold a block of results: some rows, and some vectors of columns. E
 element of each row of a by the vectors of a row of b. So rows of b are packed into *panels*, as wide as a block: all
 steps of a panel follow one another. Some panels stay in a core's cache while the rows of a pass by (Goto and van de
 Geijn, "Anatomy of high-performance matrix multiplication", 2008). Rows of a are packed only if steps lie far from one
-another. So are panels, unless all blocks are whole. An epilogue works on results before they are written.
+another. So are panels, unless all blocks are whole. At the edges blocks have fewer rows, or fewer vectors. An epilogue
+works on results before they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import llvmlite.ir as ir
 
@@ -23,7 +24,9 @@ from foreplan.runtime.cpu.codegen.transpose import transposed
 from foreplan.runtime.cpu.gemm.registers import Block
 
 ITEM = 4  # bytes of an element
+SIMPLE = 12  # parts of an epilogue whose instructions are repeated for each register
 AHEAD = 4  # blocks of sixteen steps by which columns of b are fetched ahead while they are packed
+STEPS_AHEAD = 16  # by which rows of a are
 # Numbers of the table, in order: addresses, bytes to the next matrix, to the next row or column, and to the next step;
 # scratch memory; extents; columns, rows, and steps along the sum, that are packed at once; whether what is there is
 # added to. Further operands of the epilogue follow.
@@ -43,6 +46,7 @@ class Product:
         given: whether b lies in panels already.
         b_along: whether elements of b lie side by side along the sum, else across.
         block: results that are computed together.
+        edge: the rows of the last ones, and the vectors of the last columns; 0 where they are as all others.
         then: the epilogue of each result; None: results are written.
     """
 
@@ -51,6 +55,7 @@ class Product:
     given: bool
     b_along: bool
     block: Block
+    edge: Block
     then: Then | None = None
 
 
@@ -62,6 +67,25 @@ def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
     return compiled_as(product, lambda: _Product(product).written())
 
 
+@dataclass(frozen=True)
+class _Results:
+    """A block of results.
+
+    Attributes:
+        place: its address.
+        origin: its row and column.
+        left: rows and columns from there on.
+        adds: whether what is there is added to.
+        last: whether no steps along the sum are left.
+    """
+
+    place: ir.Value
+    origin: tuple[ir.Value, ir.Value]
+    left: tuple[ir.Value, ir.Value]
+    adds: ir.Value
+    last: ir.Value
+
+
 class _Product(Writer):
     """Writes such a loop."""
 
@@ -70,7 +94,7 @@ class _Product(Writer):
         self.product, self.block, self.e = product, product.block, Lanes(self.b, WIDTH)
         self.table_of = {name: self.entry(i) for i, name in enumerate(ENTRIES)}
         self.making = Making(self, product.then, len(ENTRIES)) if product.then else None
-        self.results = self.local(ir.ArrayType(FLOAT, self.block.rows * self.block.columns))
+        self.results, self.done = self.local(ir.ArrayType(FLOAT, self.block.rows * self.block.columns)), self.local(BIT)
         n = self.number
         self.panel = self.b.mul(self.table_of["most_steps"], n(self.block.columns * ITEM))  # bytes
         count = self.blocks(self.table_of["most_kept"], self.block.columns) if product.packs_b else n(0)
@@ -121,10 +145,41 @@ class _Product(Writer):
                     here = b.mul(at, n(self.block.columns))
                     column = b.add(origin, here)
                     place = self.pointer(b.add(y, b.add(b.mul(top, t["y_row"]), b.mul(column, n(ITEM)))))
-                    self.fetch(place)
-                    sums = self.summed(rows, step, self.e.behind(panels, b.mul(at, panel)), line, depth)
                     left = b.sub(t["rows"], top), b.sub(extent, here)
-                    self.finish(sums, place, (top, column), left, adds, last)
+                    block = _Results(place, (top, column), left, adds, last)
+                    self.block_of(rows, step, self.e.behind(panels, b.mul(at, panel)), line, depth, block)
+
+    def block_of(
+        self, rows: Sequence[ir.Value], step: ir.Value, panel: ir.Value, line: ir.Value, depth: ir.Value,
+        results: _Results,
+    ) -> None:  # fmt: skip
+        """A block of results: a whole one, or one of an edge."""
+        b, edge = self.b, self.product.edge
+        heights = [self.block.rows, *([edge.rows] if edge.rows else [])]
+        widths = [self.block.vectors, *([edge.vectors] if edge.vectors else [])]
+
+        def compute(height: int, width: int) -> None:
+            self.fetch(results.place, height, width)
+            sums = self.summed(rows[:height], step, panel, line, depth, width)
+            b.store(self.written_at_once(sums, height, width, results), self.done)
+
+        def of_height(height: int) -> None:
+            self.choose(results.left[1], widths, WIDTH, partial(compute, height))
+
+        self.choose(results.left[0], heights, 1, of_height)
+        with b.if_then(b.icmp_unsigned("==", b.load(self.done, typ=BIT), ir.Constant(BIT, 0))):
+            self.finish(results)
+
+    def choose(self, left: ir.Value, sizes: Sequence[int], unit: int, compute: Callable[[int], None]) -> None:
+        """What is computed for the first size; for the second, if there is one, where no more is left."""
+        if len(sizes) == 1:
+            compute(sizes[0])
+            return
+        with self.b.if_else(self.b.icmp_signed("<=", left, self.number(sizes[1] * unit))) as (few, many):
+            with few:
+                compute(sizes[1])
+            with many:
+                compute(sizes[0])
 
     def rows_of(self, a: ir.Value, first: ir.Value, number: ir.Value) -> tuple[list[ir.Value], ir.Value]:
         """The beginnings of the rows of a block, and the bytes to the next step; beyond the end, the last row again.
@@ -144,20 +199,21 @@ class _Product(Writer):
         return found, t["a_step"]
 
     def summed(
-        self, rows: Sequence[ir.Value], step: ir.Value, panel: ir.Value, line: ir.Value, depth: ir.Value
+        self, rows: Sequence[ir.Value], step: ir.Value, panel: ir.Value, line: ir.Value, depth: ir.Value, vectors: int
     ) -> list[ir.Value]:
         """The sums of a block of results, row by row.
 
         Args:
             step: bytes to the next step of a; `line`: of the panel.
+            vectors: of a row.
         """
-        b, n, vectors = self.b, self.number, self.block.vectors
+        b, n = self.b, self.number
         zero = ir.Constant(self.e.type(FLOAT), None)
         before, body, after = b.block, b.function.append_basic_block(), b.function.append_basic_block()
         b.branch(body)
         b.position_at_end(body)
         index = b.phi(INT64)
-        sums = [b.phi(self.e.type(FLOAT)) for _ in range(self.block.rows * vectors)]
+        sums = [b.phi(self.e.type(FLOAT)) for _ in range(len(rows) * vectors)]
         here, type = self.e.behind(panel, b.mul(index, line)), self.e.type(FLOAT)
         of_b = [b.load(self.e.behind(here, n(ITEM * WIDTH * v)), align=ITEM, typ=type) for v in range(vectors)]
         offset, new = b.mul(index, step), []
@@ -172,41 +228,66 @@ class _Product(Writer):
         b.position_at_end(after)
         return new
 
-    def fetch(self, place: ir.Value) -> None:
+    def fetch(self, place: ir.Value, height: int, vectors: int) -> None:
         """Let the lines of a block of results come to the cache, to be written."""
-        for i in range(self.block.rows):
+        for i in range(height):
             row = self.e.behind(place, self.b.mul(self.table_of["y_row"], self.number(i)))
-            for v in range(self.block.vectors):
+            for v in range(vectors):
                 self.e.prefetch(self.e.behind(row, self.number(ITEM * WIDTH * v)), write=True)
 
-    def finish(
-        self, sums: Sequence[ir.Value], place: ir.Value, origin: tuple[ir.Value, ir.Value],
-        left: tuple[ir.Value, ir.Value], adds: ir.Value, last: ir.Value,
-    ) -> None:  # fmt: skip
-        """Write whole blocks of results from registers; others, and those that something is done to, from memory."""
-        b, n, vectors = self.b, self.number, self.block.vectors
-        whole = [b.icmp_signed(">=", x, n(most)) for x, most in zip(left, (self.block.rows, self.block.columns))]
-        direct = b.and_(b.and_(*whole), b.not_(adds))
-        if self.making:
-            direct = b.and_(direct, b.not_(last))
+    def written_at_once(self, sums: Sequence[ir.Value], height: int, vectors: int, results: _Results) -> ir.Value:
+        """Whether a block was written from registers: a whole one, to which nothing is added, and with which little is
+        done, if anything. Else it is in memory now.
+        """
+        b, n = self.b, self.number
+        whole = [b.icmp_signed(">=", x, n(most)) for x, most in zip(results.left, (height, vectors * WIDTH))]
+        direct = b.and_(b.and_(*whole), b.not_(results.adds))
+        simple = self.making is not None and self.making.parts <= SIMPLE and height == self.block.rows
+        if self.making and not simple:
+            direct = b.and_(direct, b.not_(results.last))
         with b.if_else(direct) as (yes, no):
             with yes:
-                self.store(sums, place, self.table_of["y_row"])
+                if simple:
+                    with b.if_else(results.last) as (made, partial):
+                        with made:
+                            self.make(sums, vectors, results)
+                        with partial:
+                            self.store(sums, vectors, results.place, self.table_of["y_row"])
+                else:
+                    self.store(sums, vectors, results.place, self.table_of["y_row"])
             with no:
-                self.store(sums, self.results, n(self.block.columns * ITEM))
-                starts = self.making.at(*origin) if self.making else []
-                with self.counted(n(0), self.least(left[0], n(self.block.rows)), 1) as row:
-                    target = self.e.behind(place, b.mul(row, self.table_of["y_row"]))
-                    source = self.e.behind(self.results, b.mul(row, n(self.block.columns * ITEM)))
-                    steps = [stride for _, stride in self.making.rows] if self.making else []
-                    here = [self.e.behind(start, b.mul(row, step)) for start, step in zip(starts, steps)]
-                    for v in range(vectors):
-                        some = Memory(self.e, n(WIDTH * v), b.sub(left[1], n(WIDTH * v)))
-                        self.merge(source, target, here, some, adds, last)
+                self.store(sums, vectors, self.results, n(self.block.columns * ITEM))
+        return direct
 
-    def store(self, sums: Sequence[ir.Value], place: ir.Value, stride: ir.Value) -> None:
+    def make(self, sums: Sequence[ir.Value], vectors: int, results: _Results) -> None:
+        """Give a block to the epilogue from registers."""
+        assert self.making is not None
+        starts = self.making.at(*results.origin)
+        for i, x in enumerate(sums):
+            row, v = divmod(i, vectors)
+            here = [
+                self.e.behind(start, self.b.mul(step, self.number(row)))
+                for start, (_, step) in zip(starts, self.making.rows)
+            ]
+            self.making.make(x, here, Memory(self.e, self.number(WIDTH * v), None))
+
+    def finish(self, results: _Results) -> None:
+        """Write results from memory, row by row."""
+        b, n = self.b, self.number
+        starts = self.making.at(*results.origin) if self.making else []
+        with self.counted(n(0), self.least(results.left[0], n(self.block.rows)), 1) as row:
+            target = self.e.behind(results.place, b.mul(row, self.table_of["y_row"]))
+            source = self.e.behind(self.results, b.mul(row, n(self.block.columns * ITEM)))
+            steps = [stride for _, stride in self.making.rows] if self.making else []
+            here = [self.e.behind(start, b.mul(row, step)) for start, step in zip(starts, steps)]
+            for v in range(self.block.vectors):
+                left = b.sub(results.left[1], n(WIDTH * v))
+                with b.if_then(b.icmp_signed(">", left, n(0))):
+                    self.merge(source, target, here, Memory(self.e, n(WIDTH * v), left), results.adds, results.last)
+
+    def store(self, sums: Sequence[ir.Value], vectors: int, place: ir.Value, stride: ir.Value) -> None:
         """Write a block of results."""
-        b, n, vectors = self.b, self.number, self.block.vectors
+        b, n = self.b, self.number
         for i, x in enumerate(sums):
             row = self.e.behind(place, b.mul(stride, n(i // vectors)))
             b.store(x, self.e.behind(row, n(ITEM * WIDTH * (i % vectors))), align=ITEM)
@@ -276,6 +357,7 @@ class _Product(Writer):
             with self.counted(n(0), self.blocks(count, each), 1) as at:
                 row = b.mul(at, n(each))
                 some = Memory(e, row, self.least(b.sub(count, row), n(each)))
+                e.prefetch(e.behind(column, b.add(b.mul(t["a_step"], n(STEPS_AHEAD)), b.mul(row, n(ITEM)))))
                 x = some.load(e, e.behind(column, b.mul(row, n(ITEM))), INT32, some.mask)
                 b.store(x, e.behind(line, b.mul(at, self.sliver)), align=self.block.packed * ITEM)
 

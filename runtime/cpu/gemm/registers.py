@@ -33,6 +33,8 @@ class Block:
         return WIDTH // 2 if self.rows <= WIDTH // 2 else WIDTH
 
 
+WAIT = 8  # multiplications of registers that run at the same time
+
 # The sums of a block, the vectors of a step of b and an element of a take as many registers as there are. With AVX-512
 # a vector of sixteen is one register of 32; else it is two, or four, of 16.
 _LARGE, _SMALL = (Block(8, 3), Block(6, 4), Block(12, 2)), (Block(6, 1),)
@@ -40,5 +42,30 @@ _LARGE, _SMALL = (Block(8, 3), Block(6, 4), Block(12, 2)), (Block(6, 1),)
 
 def block_for(rows: int, columns: int) -> Block:
     """The block for a product with so many results: the one that fills up the fewest."""
-    blocks: Sequence[Block] = _LARGE if level() >= Level.AVX512 else _SMALL
-    return min(blocks, key=lambda each: align_up(rows, each.rows) * align_up(columns, each.columns))
+    return min(_blocks(), key=lambda each: align_up(rows, each.rows) * align_up(columns, each.columns))
+
+
+def block_with_edges(rows: int, columns: int) -> Block:
+    """The block for such a product where smaller blocks are at its edges: the one that takes the least time."""
+    return min(_blocks(), key=lambda each: time_with_edges(each, rows, columns))
+
+
+def time_with_edges(block: Block, rows: int, columns: int) -> int:
+    """Of each step along the sum, in multiplications of vectors: those of small blocks wait for one another."""
+    edge = edge_of(block, rows, columns)
+    least = min(block.rows * block.vectors, WAIT if level() >= Level.AVX512 else WAIT // 2)
+    high = [(rows // block.rows, block.rows), (int(edge.rows > 0), edge.rows)]
+    wide = [(-(-columns // block.columns) - (edge.vectors > 0), block.vectors), (int(edge.vectors > 0), edge.vectors)]
+    return sum(many * times * max(least, m * v) for many, m in high for times, v in wide)
+
+
+def edge_of(block: Block, rows: int, columns: int) -> Block:
+    """The rows behind the last whole block, and the vectors of the last columns if these are fewer than a block has;
+    0 if there are none.
+    """
+    vectors = -(-(columns % block.columns) // WIDTH)
+    return Block(rows % block.rows, vectors % block.vectors)
+
+
+def _blocks() -> Sequence[Block]:
+    return _LARGE if level() >= Level.AVX512 else _SMALL
