@@ -13,7 +13,7 @@ from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
-from foreplan.ops.shape import Transpose, reshape, transpose
+from foreplan.ops.shape import Reshape, Transpose, reshape, transpose
 from foreplan.ops.softmax import Softmax
 from foreplan.passes.constants import Known
 from foreplan.passes.rewrite import rewrite, rewrite_groups
@@ -23,6 +23,7 @@ KNOWN_BYTES = 1 << 26  # of the largest mask that is looked at, to see whether i
 FAR = -1e9  # what is added to a score so large gives itself, and its exponential is 0 beside any other
 LESS_FAR = -1e3  # its exponential is 0 only beside a score that is not as far
 HEADS_AND_POSITIONS = (0, 2, 1, 3)  # exchanged
+WITHOUT_NAN = Map(("where(isnan(a0), 0.0, a0)",))
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,11 @@ def fuse_attention(graph: Graph) -> Graph:
     of -1e9 or less that they put in the place of scores. A constant causal mask becomes `causal`, so that later keys
     are not looked at.
 
+    Probabilities that are NaN may be set to 0, as PyTorch's exporter does for queries that read no key.
+
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
-    key (all its scores are -inf) gives zeros instead of NaN. Only where nobody else reads scores or probabilities,
-    which have at least `SCORE_BYTES`; not with dropout between them.
+    key (all its scores are -inf, or below -3e38) gives zeros, and one whose scores are NaN gives NaN. Only where nobody
+    else reads scores or probabilities, which have at least `SCORE_BYTES`; not with dropout between them.
     """
     known = Known(graph, KNOWN_BYTES)
     found = [each for node in graph.nodes if (each := _attention_at(graph, known, node)) is not None]
@@ -108,11 +111,15 @@ def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
     """The attention whose last product this is."""
     if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
         return None
-    softmax = graph.producer.get(last.inputs[0])
+    softmax, guard = graph.producer.get(last.inputs[0]), list[Node]()
+    if softmax is not None and softmax.op == WITHOUT_NAN and _is_alone(graph, softmax.outputs[0]):
+        guard, softmax = [softmax], graph.producer.get(softmax.inputs[0])
     rank = len(last.inputs[0].shape)
     if softmax is None or not isinstance(softmax.op, Softmax) or softmax.op.axis != rank - 1 or rank not in (3, 4):
         return None
-    if not _is_alone(graph, last.inputs[0]) or last.inputs[0].type.nbytes < SCORE_BYTES:
+    if not _is_alone(graph, softmax.outputs[0]) or last.inputs[0].type.nbytes < SCORE_BYTES:
+        return None
+    if not _is_alone(graph, last.inputs[0]):
         return None
     leaves: list[Value] = []
     inner = [softmax]
@@ -125,7 +132,7 @@ def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
             continue
         scores = _as_scores(expr, i)
         if scores is not None:
-            return _checked(graph, known, last, product, scores, leaves, [*inner, product])
+            return _checked(graph, known, last, product, scores, leaves, [*inner, *guard, product])
     return None
 
 
@@ -221,10 +228,33 @@ def _side(graph: Graph, value: Value, turned: bool) -> _Side:
     Args:
         turned: its last two axes are depth and positions.
     """
-    node, perm = graph.producer.get(value), tuple(range(len(value.shape)))
-    if node is not None and isinstance(node.op, Transpose):
-        (value,), perm = node.inputs, node.op.perm
+    perm = tuple(range(len(value.shape)))
+    while (found := _transposed(graph, value)) is not None:
+        value, of_value = found
+        perm = tuple(of_value[axis] for axis in perm)
     return _Side(value, (*perm[:-2], perm[-1], perm[-2]) if turned else perm)
+
+
+def _transposed(graph: Graph, value: Value) -> tuple[Value, tuple[int, ...]] | None:
+    """What a value is transposed from, and how; perhaps as one batch of matrices, of all axes but the last two."""
+    node = graph.producer.get(value)
+    if node is not None and isinstance(node.op, Transpose):
+        return node.inputs[0], node.op.perm
+    if node is None or not isinstance(node.op, Reshape):
+        return None
+    turn = graph.producer.get(node.inputs[0])
+    if turn is None or turn.op != Transpose((0, 2, 1)):
+        return None
+    merged = graph.producer.get(turn.inputs[0])
+    if merged is None or not isinstance(merged.op, Reshape):
+        return None
+    (whole,), rank = merged.inputs, len(value.shape)
+    if (
+        whole.shape != (*value.shape[:-2], value.shape[-1], value.shape[-2])
+        or whole.shape[-2:] != merged.outputs[0].shape[1:]
+    ):
+        return None
+    return whole, (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Value, float]:
@@ -257,12 +287,13 @@ def _known_term(known: Known, term: Expr, leaves: Sequence[Value]) -> np.ndarray
 
 
 def _is_causal(mask: np.ndarray, shape: Sequence[int]) -> bool:
-    """Whether a query i reads keys 0 … i: nothing is added to their scores, and much is taken from all others."""
-    if mask.size != np.prod(shape) or mask.shape[-2:] != tuple(shape):
+    """Whether a query i reads keys 0 … i, in all batches and heads: nothing is added to their scores, and much is taken
+    from all others.
+    """
+    if mask.shape[-2:] != tuple(shape):
         return False
     ahead = np.arange(shape[1]) > np.arange(shape[0])[:, None]
-    rows = mask.reshape(tuple(shape))
-    return bool((rows[~ahead] == 0).all() and (rows[ahead] <= LESS_FAR).all())
+    return bool((mask[..., ~ahead] == 0).all() and (mask[..., ahead] <= LESS_FAR).all())
 
 
 def _fused(b: Builder, found: _Attention, now: Mapping[Value, Value]) -> list[Value]:

@@ -134,6 +134,66 @@ def test_either_side_is_scaled() -> None:
     same(graph, after)
 
 
+EXPORTED = """graph %g
+input %q: float64[2,5,3,4]
+input %k: float64[2,6,3,4]
+input %v: float64[2,6,3,7]
+input %c: bool[2,1,5,6]
+%qt: float64[2,3,5,4] = transpose(perm=(0, 2, 1, 3)) [%q] as %qt
+%kt: float64[2,3,6,4] = transpose(perm=(0, 2, 1, 3)) [%k] as %kt
+%vt: float64[2,3,6,7] = transpose(perm=(0, 2, 1, 3)) [%v] as %vt
+%kr: float64[6,6,4] = reshape(shape=(6, 6, 4)) [%kt] as %kr
+%kn: float64[6,4,6] = transpose(perm=(0, 2, 1)) [%kr] as %kn
+%kh: float64[2,3,4,6] = reshape(shape=(2, 3, 4, 6)) [%kn] as %kh
+%qs: float64[2,3,5,4] = map(exprs=('(a0 * 0.5)',)) [%qt] as %qs
+%ks: float64[2,3,4,6] = map(exprs=('(a0 * 0.5)',)) [%kh] as %ks
+%m: float64[2,1,5,6] = map(exprs=('float64(where(a0, 0.0, -inf))',)) [%c] as %m
+%s: float64[2,3,5,6] = matmul() [%qs, %ks] as %s
+%t: float64[2,3,5,6] = map(exprs=('(a0 + a1)',)) [%s, %m] as %t
+%p: float64[2,3,5,6] = softmax(axis=3) [%t] as %p
+%g: float64[2,3,5,6] = map(exprs=('where(isnan(a0), 0.0, a0)',)) [%p] as %g
+%o: float64[2,3,5,7] = matmul() [%g, %vt] as %o
+%ot: float64[2,5,3,7] = transpose(perm=(0, 2, 1, 3)) [%o] as %ot
+output %y = %ot
+"""
+
+
+def test_as_pytorch_exports_it_with_a_mask() -> None:
+    """The roots of the scale on both sides, keys turned around as a batch of matrices, and NaN set to zero: the results
+    of queries that read no key are zeros, as PyTorch's own are.
+    """
+    graph = parse_graph(EXPORTED)
+    after = fuse_attention(graph)
+    (node,) = ops(after)
+    assert isinstance(node.op, Attention) and node.op.heads_last and node.op.scale == 0.25
+    assert [x.name for x in node.inputs] == ["q", "k", "v", "m"]
+    inputs = given(graph)
+    inputs["c"][1, 0, 2] = False  # reads no key
+    old, new = (evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in (graph, after))
+    np.testing.assert_allclose(new, old, rtol=1e-12, atol=1e-14)
+    assert not new[1, 2].any()
+
+
+@pytest.mark.parametrize(
+    "expr",
+    ["where(isnan(a0), 1.0, a0)", "where(isnan(a0), a0, 0.0)", "where((a0 > 0.5), 0.0, a0)", "(a0 * 0.5)"],
+)
+def test_probabilities_that_are_something_else(expr: str) -> None:
+    graph = parse_graph(EXPORTED.replace("where(isnan(a0), 0.0, a0)", expr))
+    assert not ops(fuse_attention(graph))
+
+
+def test_keys_that_change_places_otherwise() -> None:
+    """Two axes merged of which one is that of the positions: no exchange of the last two."""
+    other = EXPORTED.replace("[6,6,4] = reshape(shape=(6, 6, 4))", "[4,6,6] = reshape(shape=(4, 6, 6))")
+    other = other.replace("[6,4,6] = transpose(perm=(0, 2, 1))", "[4,6,6] = transpose(perm=(0, 2, 1))")
+    graph = parse_graph(other)
+    after = fuse_attention(graph)
+    inputs = given(graph)
+    old, new = (evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in (graph, after))
+    np.testing.assert_allclose(new, old, rtol=1e-12, atol=1e-14)
+
+
 def test_heads_before_positions_and_transposed_factors() -> None:
     """Three axes; keys as rows; values turned around; nothing is transposed in memory."""
     graph = parse_graph("""graph %g
@@ -177,6 +237,7 @@ def with_mask(array: np.ndarray, text: str) -> Graph:
         (TRIANGLE, "where(a1, (a0 / 2.0), -10000.0)"),
         (TRIANGLE[None, None], f"where(a1, (a0 / 2.0), {LOWEST})"),
         (FAR, "((a0 / 2.0) + a1)"),
+        (np.stack([FAR, FAR])[:, None], "((a0 / 2.0) + a1)"),
         (TRIANGLE, "((a0 * 0.5) + where(a1, 0.0, -1e9))"),
     ],
 )
@@ -204,6 +265,9 @@ def test_other_masks_that_are_known_stay() -> None:
     (node,) = ops(after)
     assert isinstance(node.op, Attention) and not node.op.causal and node.inputs[3].shape == (1, 1, 5, 6)
     same(graph, after)
+    one_of_two = np.stack([FAR, WINDOW])[:, None]
+    (node,) = ops(fuse_attention(with_mask(one_of_two, SCORES + mapped("(a0 + a1)", "u") + REST.format("t"))))
+    assert isinstance(node.op, Attention) and not node.op.causal
     nothing = fuse_attention(with_mask(0 * TRIANGLE, SCORES + mapped("(a0 + a1)", "u") + REST.format("t")))
     assert len(ops(nothing)[0].inputs) == 3
 
