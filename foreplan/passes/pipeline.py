@@ -24,6 +24,7 @@ from foreplan.passes.autodiff import Consume, differentiate
 from foreplan.passes.choose_trained import choose_trained, freeze_statistics
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.decompose import Machine, decompose
+from foreplan.passes.delay_reshapes import delay_reshapes
 from foreplan.passes.expand_gradients import expand_gradients
 from foreplan.passes.fold_transposes import fold_transposes
 from foreplan.passes.fuse_attention import fuse_attention
@@ -213,6 +214,7 @@ SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
     wide_gradients,
     pack_attention,
     accumulate,
+    delay_reshapes,
     fuse_maps,
     wide_maps,
     pack_masks,
