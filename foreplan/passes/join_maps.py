@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.graph import Graph, Node, Value
@@ -14,7 +14,8 @@ JOINED_PARTS, JOINED_INPUTS = 96, 16  # of one map
 
 
 def join_maps(graph: Graph) -> Graph:
-    """The graph with one map for maps of one shape that read a value in common, where their results are small.
+    """The graph with one map for maps of one shape that read a value in common, where their results are small. A map
+    whose result that one alone reads is a part of it.
 
     This serves the bodies of loops: the gradients of a recurrent layer's gates need the same sigmoids. All results are
     then there at the same time; so it is not for large values, nor for whole steps.
@@ -35,20 +36,59 @@ def join_maps(graph: Graph) -> Graph:
                     break
             groups[len(nodes)] = group
         nodes.append(_joined(group))
-    return replace(graph, nodes=tuple(node for node in nodes if node is not None))
+    return _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
+
+
+def _with_parts(graph: Graph, fresh: Mapping[Value, Value]) -> Graph:
+    """The graph with maps in the place of their results, where one other map alone reads these."""
+    now: dict[Node, Node] = {}  # what a map has become, with its parts
+    gone: set[Node] = set()
+    for node in graph.nodes:
+        if not isinstance(node.op, Map) or len(node.outputs) > 1 or node.outputs[0] in graph.returned:
+            continue
+        readers = set(graph.readers[node.outputs[0]])
+        reader = readers.pop() if len(readers) == 1 else node
+        if reader is node or not isinstance(reader.op, Map) or reader.outputs[0].type.nbytes > JOINED_BYTES:
+            continue
+        whole = _inlined(now.get(node, node), now.get(reader, reader))
+        if _is_alike(node, reader) and _is_small(*_together([whole]), fresh):
+            now[reader] = whole
+            gone.add(node)
+    return replace(graph, nodes=tuple(now.get(node, node) for node in graph.nodes if node not in gone))
+
+
+def _inlined(part: Node, node: Node) -> Node:
+    """A map with another one in the place of that one's result."""
+    assert isinstance(part.op, Map) and isinstance(node.op, Map)
+    (value,), (inner,) = part.outputs, part.op.parsed
+    inputs = list(dict.fromkeys(x for x in (*part.inputs, *node.inputs) if x is not value))
+    inner = substitute(inner, [Arg(inputs.index(x)) for x in part.inputs])
+    args = [inner if x is value else Arg(inputs.index(x)) for x in node.inputs]
+    exprs = tuple(str(substitute(expr, args)) for expr in node.op.parsed)
+    return Node(Map(exprs), tuple(inputs), node.outputs, node.name, node.source)
 
 
 def _outputs(group: Sequence[Node]) -> list[Value]:
     return [value for node in group for value in node.outputs]
 
 
-def _fit(group: Sequence[Node], node: Node, fresh: dict[Value, Value]) -> bool:
-    """Whether a map may join others: nothing is then read beside the content that takes its place."""
-    first, second = group[0].outputs[0], node.outputs[0]
+def _fit(group: Sequence[Node], node: Node, fresh: Mapping[Value, Value]) -> bool:
+    """Whether a map may join others."""
     before = {value for each in group for value in each.inputs}
-    if (first.shape, first.kind) != (second.shape, second.kind) or before.isdisjoint(node.inputs):
-        return False
-    exprs, inputs = _together([*group, node])
+    return (
+        _is_alike(group[0], node)
+        and not before.isdisjoint(node.inputs)
+        and _is_small(*_together([*group, node]), fresh)
+    )
+
+
+def _is_alike(one: Node, other: Node) -> bool:
+    first, second = one.outputs[0], other.outputs[0]
+    return (first.shape, first.kind) == (second.shape, second.kind)
+
+
+def _is_small(exprs: Sequence[Expr], inputs: Sequence[Value], fresh: Mapping[Value, Value]) -> bool:
+    """Whether one map may be so much; nothing is then read beside the content that takes its place."""
     small = len(inputs) <= JOINED_INPUTS and len(subexpressions(*exprs)) <= JOINED_PARTS
     return small and not any(fresh.get(value) in inputs for value in inputs)
 
