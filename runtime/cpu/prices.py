@@ -32,6 +32,8 @@ GATHERED, FAR, PACKED, PACKED_ROWS = 1, 6, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and bytes that the cache holds.
 MAPPED, CACHE = 60, 2**21
 NEAR = 100  # nanoseconds of a call of a small product
+# Bytes a nanosecond of weights that are read in order from memory: what they cost beside multiplications, and alone.
+STREAMED, ALONE = 64, 26
 # Bytes a nanosecond of images of float32 on both sides of a convolution. What depth-wise convolutions by foreplan's own
 # loops reach of the rate of oneDNN's convolutions: with nine taps or fewer, and with more, which registers do not hold.
 IMAGES, DEPTHWISE, DEPTHWISE_MANY = 16, 0.7, 0.34
@@ -136,12 +138,13 @@ def panels(
         rows, columns: whole blocks.
         results: that would take as long in whole blocks.
         packed: numbers that are packed; half of those that are only read.
-        streamed: numbers that are read one after the other, while others are multiplied.
+        streamed: numbers that are read in order, most of the time while others are multiplied.
         added: how often sums of some steps are added to results.
     """
-    sums = max(2 * results * depth / rates().panels, streamed / READ)
+    sums, nbytes = 2 * results * depth / rates().panels, FLOAT32.itemsize * streamed
     near = FLOAT32.itemsize * (rows * depth + depth * columns + rows * columns) < CACHE // 2
     moved = packed / (COPIED_NEAR if near else COPIED) + added * rows * columns / SUMMED
+    moved += nbytes / STREAMED if nbytes >= CACHE else 0
     return int(count * (sums + moved)) // current_threads() + CALL
 
 
@@ -155,7 +158,9 @@ def vectors(rows: int, columns: int, depth: int, block: Block | int) -> int:
         rows, columns = align_up(rows, block.rows), align_up(columns, block.columns)
     else:
         rows, columns, depth = align_up(rows, block), align_up(columns, 16 // block), align_up(depth, 16) + 40
-    return int(2 * rows * columns * depth / rates().vectors) + NEAR
+    nbytes = FLOAT32.itemsize * columns * depth
+    read = nbytes / ALONE if nbytes >= CACHE else 0
+    return int(max(2 * rows * columns * depth / rates().vectors, read)) + NEAR
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0, x: Window | None = None) -> int:
