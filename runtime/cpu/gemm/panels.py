@@ -18,7 +18,7 @@ from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 STEPS = 384  # steps along the sum that are packed at once, at most
-KEPT = 2**18  # packed numbers that are kept, at most: half of a core's cache
+KEPT = 2**17  # packed numbers that are kept, at most: half of a core's cache of 1 MiB
 # Few rows pass by so soon that panels are packed a few at a time, and read again before they leave the nearest caches:
 # 32 x 256 x 1,024 in 105 us instead of 146 (AVX-512).
 FEW_ROWS, KEPT_FOR_FEW = 128, 2**14
