@@ -38,11 +38,11 @@ def delay_reshapes(graph: Graph) -> Graph:
         matrix = next((rows[x] for x in inputs if x in rows and x.shape == y.shape), None)
         if matrix is None or not all(_is_by_rows(x.shape, y.shape) for x in inputs):
             return None
-        made = b.apply(node.op, *(rows.get(x) or _by_rows(b, x, y.shape, matrix.shape) for x in inputs), name=node.name)
-        whole = reshape(b, made, y.shape)
+        operands = [rows.get(x) or _by_rows(b, x, y.shape, matrix.shape) for x in inputs]
+        rows[y] = made = b.apply(node.op, *operands, name=f"{y.name}/rows")
         of_products.add(made)
-        rows[whole] = made
-        return [whole]
+        b.append(Node(Reshape(y.shape), (made,), (y,), node.name, node.source))
+        return [y]
 
     return rewrite(rewrite(graph, replace), lambda b, node, inputs: None)
 

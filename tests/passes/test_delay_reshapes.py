@@ -40,7 +40,7 @@ def maps(text: str, head: str = HEAD) -> list[tuple[int, ...]]:
     stored = {value.name: rng.standard_normal(value.shape) for value in graph.parameters}
     old, new = evaluate(graph, inputs, stored), evaluate(after, inputs, stored)
     for name, value in graph.outputs.items():
-        assert after.outputs[name].type == value.type
+        assert (after.outputs[name].name, after.outputs[name].type) == (value.name, value.type)
         np.testing.assert_allclose(new[after.outputs[name]], old[value], rtol=1e-14, atol=1e-14)
     return [node.outputs[0].shape for node in after.nodes if isinstance(node.op, Map)]
 
