@@ -17,7 +17,7 @@ import llvmlite.ir as ir
 from foreplan.disk_cache import claim, keep, kept, release
 from foreplan.once import once
 
-Passes = Literal["few", "usual", "loops"]
+Passes = Literal["none", "few", "usual", "loops"]
 _engines: list[binding.ExecutionEngine] = []  # own the machine code
 
 
@@ -53,8 +53,9 @@ class Module:
         key: all that it is made from, but versions and the processor.
         write: gives it in LLVM's intermediate representation, and a line that is kept with its machine code.
         what: what it is a part of, for people.
-        passes: how much LLVM does: "few" for long functions that compute with integers, "usual", or "loops", which also
-            looks for loops that may work on several elements at once.
+        passes: how much LLVM does before it makes machine code: "none" for loops that are written as they should run,
+            "few" for long functions that compute with integers, "usual", or "loops", which also looks for loops that
+            may work on several elements at once.
         without: features of the processor that it does not use, as LLVM names them: `-avx512f`.
     """
 
@@ -116,6 +117,8 @@ def optimized(text: str, passes: Passes, without: str = "") -> binding.ModuleRef
     """A module after LLVM's passes."""
     module = binding.parse_assembly(text)
     module.verify()
+    if passes == "none":
+        return module
     options = binding.create_pipeline_tuning_options(speed_level=1 if passes == "few" else 2)
     options.loop_vectorization = options.slp_vectorization = passes == "loops"
     builder = binding.create_pass_builder(_machine(without), options)

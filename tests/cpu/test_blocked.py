@@ -16,7 +16,7 @@ from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
 from foreplan.runtime.cpu.codegen.loops import WIDTH
 from foreplan.runtime.cpu.gemm.blocked import GRAIN
 from foreplan.runtime.cpu.gemm.panels import STEPS, Panels
-from foreplan.runtime.cpu.gemm.registers import Block, time_with_edges
+from foreplan.runtime.cpu.gemm.registers import WORTH, Block, edge_of, time_with_edges
 from foreplan.runtime.cpu.gemm.tiles import Tiles, available
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.onednn import library as c
@@ -249,7 +249,11 @@ def test_edges_take_less_time_than_whole_blocks_and_more_than_none() -> None:
     for block in (Block(8, 3), Block(6, 4), Block(12, 2), Block(6, 1)):
         for rows in range(1, 60):
             for columns in range(1, 200):
-                time = WIDTH * time_with_edges(block, rows, columns)
-                assert rows * columns <= time <= align_up(rows, block.rows) * align_up(columns, block.columns)
+                edge = edge_of(block, rows, columns)
+                time, without = (WIDTH * time_with_edges(block, x, rows, columns) for x in (edge, Block(0, 0)))
+                assert without == align_up(rows, block.rows) * align_up(columns, block.columns)
+                assert rows * columns <= time <= without
+                assert edge == Block(0, 0) or WORTH * time < without
     if level() >= Level.AVX512:
-        assert time_with_edges(Block(8, 3), 49, 160) == (6 * 24 + 8) * 3 + 6 * 8 + 8
+        assert time_with_edges(Block(8, 3), Block(1, 1), 49, 160) == 6 * (3 * 24 + 8) + 4 * 8
+    assert edge_of(Block(8, 3), 12_545, 96) == Block(0, 0)

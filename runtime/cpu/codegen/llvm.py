@@ -34,14 +34,17 @@ def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
     return _CALL(address_of(function))
 
 
-def compiled_as(key: object, write: Callable[[], ir.Function]) -> Callable[[int, int, Any], None]:
+def compiled_as(
+    key: object, write: Callable[[], ir.Function], passes: machine.Passes = "usual"
+) -> Callable[[int, int, Any], None]:
     """As `compiled`, but the function is written only if its machine code is not on disk.
 
     Args:
         key: all that the function is made from, as its `repr`; except the source files that write functions.
+        passes: how much LLVM does before it makes machine code.
     """
     written_by = [sources(package) for package in ("foreplan.runtime.cpu", "foreplan.ops")]
-    return _CALL(_loaded(f"{written_by} {key!r}", lambda: str(write().module)))
+    return _CALL(_loaded(f"{written_by} {key!r}", lambda: str(write().module), passes))
 
 
 def address_of(function: ir.Function) -> int:
@@ -50,5 +53,5 @@ def address_of(function: ir.Function) -> int:
     return _loaded(text, lambda: text)
 
 
-def _loaded(key: str, text: Callable[[], str]) -> int:
-    return machine.loaded(machine.Module(NAME, key, lambda: (text(), ""), without=lacked()))[0]
+def _loaded(key: str, text: Callable[[], str], passes: machine.Passes = "usual") -> int:
+    return machine.loaded(machine.Module(NAME, key, lambda: (text(), ""), passes=passes, without=lacked()))[0]

@@ -62,7 +62,8 @@ class Panels(Blocked):
         turns, passes = -(-self.depth // self.most_steps), -(-kept // self.most_kept)
         packed = self.depth * (packs_b * columns + packs_a * passes * rows)
         read = self.depth * (columns * (not packs_b and not given) + rows * (not packs_a))
-        added, results = turns if add else turns - 1, time_with_edges(block, self.rows, self.columns) * WIDTH
+        added = turns if add else turns - 1
+        results = time_with_edges(block, edge, self.rows, self.columns) * WIDTH
         streamed = given * self.depth * columns
         self.nanoseconds = prices.panels(
             self.count, rows, columns, self.depth, results, packed + read / 2, streamed, added

@@ -64,7 +64,7 @@ def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b, or an epilogue of a·b while y
     holds sums of some steps.
     """
-    return compiled_as(product, lambda: _Product(product).written())
+    return compiled_as(product, lambda: _Product(product).written(), "none")
 
 
 @dataclass(frozen=True)
@@ -154,32 +154,31 @@ class _Product(Writer):
         results: _Results,
     ) -> None:  # fmt: skip
         """A block of results: a whole one, or one of an edge."""
-        b, edge = self.b, self.product.edge
-        heights = [self.block.rows, *([edge.rows] if edge.rows else [])]
-        widths = [self.block.vectors, *([edge.vectors] if edge.vectors else [])]
+        b, edge, whole = self.b, self.product.edge, self.block
 
         def compute(height: int, width: int) -> None:
             self.fetch(results.place, height, width)
             sums = self.summed(rows[:height], step, panel, line, depth, width)
             b.store(self.written_at_once(sums, height, width, results), self.done)
 
-        def of_height(height: int) -> None:
-            self.choose(results.left[1], widths, WIDTH, partial(compute, height))
+        def of_all_rows() -> None:
+            few = partial(compute, whole.rows, edge.vectors)
+            self.choose(results.left[1], edge.vectors * WIDTH, few, partial(compute, whole.rows, whole.vectors))
 
-        self.choose(results.left[0], heights, 1, of_height)
+        self.choose(results.left[0], edge.rows, partial(compute, edge.rows, whole.vectors), of_all_rows)
         with b.if_then(b.icmp_unsigned("==", b.load(self.done, typ=BIT), ir.Constant(BIT, 0))):
             self.finish(results)
 
-    def choose(self, left: ir.Value, sizes: Sequence[int], unit: int, compute: Callable[[int], None]) -> None:
-        """What is computed for the first size; for the second, if there is one, where no more is left."""
-        if len(sizes) == 1:
-            compute(sizes[0])
+    def choose(self, left: ir.Value, most: int, few: Callable[[], None], many: Callable[[], None]) -> None:
+        """What is computed where no more than so much is left, if that is anything; else."""
+        if not most:
+            many()
             return
-        with self.b.if_else(self.b.icmp_signed("<=", left, self.number(sizes[1] * unit))) as (few, many):
-            with few:
-                compute(sizes[1])
-            with many:
-                compute(sizes[0])
+        with self.b.if_else(self.b.icmp_signed("<=", left, self.number(most))) as (yes, no):
+            with yes:
+                few()
+            with no:
+                many()
 
     def rows_of(self, a: ir.Value, first: ir.Value, number: ir.Value) -> tuple[list[ir.Value], ir.Value]:
         """The beginnings of the rows of a block, and the bytes to the next step; beyond the end, the last row again.
@@ -280,10 +279,11 @@ class _Product(Writer):
             source = self.e.behind(self.results, b.mul(row, n(self.block.columns * ITEM)))
             steps = [stride for _, stride in self.making.rows] if self.making else []
             here = [self.e.behind(start, b.mul(row, step)) for start, step in zip(starts, steps)]
-            for v in range(self.block.vectors):
-                left = b.sub(results.left[1], n(WIDTH * v))
-                with b.if_then(b.icmp_signed(">", left, n(0))):
-                    self.merge(source, target, here, Memory(self.e, n(WIDTH * v), left), results.adds, results.last)
+            extent = self.least(results.left[1], n(self.block.columns))
+            with self.counted(n(0), self.blocks(extent, WIDTH), 1) as vector:
+                at = b.mul(vector, n(WIDTH))
+                some = Memory(self.e, at, b.sub(results.left[1], at))
+                self.merge(source, target, here, some, results.adds, results.last)
 
     def store(self, sums: Sequence[ir.Value], vectors: int, place: ir.Value, stride: ir.Value) -> None:
         """Write a block of results."""
