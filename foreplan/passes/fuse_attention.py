@@ -112,14 +112,13 @@ def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
     if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
         return None
     softmax, guard = graph.producer.get(last.inputs[0]), list[Node]()
-    if softmax is not None and softmax.op == WITHOUT_NAN and _is_alone(graph, softmax.outputs[0]):
+    if softmax is not None and softmax.op == WITHOUT_NAN:
         guard, softmax = [softmax], graph.producer.get(softmax.inputs[0])
     rank = len(last.inputs[0].shape)
     if softmax is None or not isinstance(softmax.op, Softmax) or softmax.op.axis != rank - 1 or rank not in (3, 4):
         return None
-    if not _is_alone(graph, softmax.outputs[0]) or last.inputs[0].type.nbytes < SCORE_BYTES:
-        return None
-    if not _is_alone(graph, last.inputs[0]):
+    alone = all(_is_alone(graph, value) for value in (softmax.outputs[0], last.inputs[0]))
+    if not alone or last.inputs[0].type.nbytes < SCORE_BYTES:
         return None
     leaves: list[Value] = []
     inner = [softmax]

@@ -43,9 +43,9 @@ def hoist_sums(graph: Graph) -> Graph:
         op, stacks = node.op, _stacks(b, node.op, inputs, outputs, dying)
         totals = _totals(b, op, stacks)
         wider = _with_factors(op, stacks, dying)
-        more = _totals(b, wider, _stacks(b, wider, inputs, outputs, dying))
-        if len(more) > len(totals):
-            op, totals = wider, more
+        if wider is not op:
+            more = _totals(b, wider, _stacks(b, wider, inputs, outputs, dying))
+            op, totals = (wider, more) if len(more) > len(totals) else (op, totals)
         if not totals:
             return None
         outputs[:] = found = b.node(op, *inputs, name=node.name)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
+from foreplan.passes.simplify import fused
 
 JOINED_BYTES = 128 * 1024  # of a result; for larger ones, the time of a call and of what is shared count little
 JOINED_PARTS, JOINED_INPUTS = 96, 16  # of one map
@@ -50,22 +51,11 @@ def _with_parts(graph: Graph, fresh: Mapping[Value, Value]) -> Graph:
         reader = readers.pop() if len(readers) == 1 else node
         if reader is node or not isinstance(reader.op, Map) or reader.outputs[0].type.nbytes > JOINED_BYTES:
             continue
-        whole = _inlined(now.get(node, node), now.get(reader, reader))
-        if _is_alike(node, reader) and _is_small(*_together([whole]), fresh):
-            now[reader] = whole
+        exprs, inputs = fused([now.get(node, node), now.get(reader, reader)], {})
+        if _is_alike(node, reader) and _is_small(exprs, inputs, fresh):
+            now[reader] = replace(reader, op=Map(tuple(map(str, exprs))), inputs=tuple(inputs))
             gone.add(node)
     return replace(graph, nodes=tuple(now.get(node, node) for node in graph.nodes if node not in gone))
-
-
-def _inlined(part: Node, node: Node) -> Node:
-    """A map with another one in the place of that one's result."""
-    assert isinstance(part.op, Map) and isinstance(node.op, Map)
-    (value,), (inner,) = part.outputs, part.op.parsed
-    inputs = list(dict.fromkeys(x for x in (*part.inputs, *node.inputs) if x is not value))
-    inner = substitute(inner, [Arg(inputs.index(x)) for x in part.inputs])
-    args = [inner if x is value else Arg(inputs.index(x)) for x in node.inputs]
-    exprs = tuple(str(substitute(expr, args)) for expr in node.op.parsed)
-    return Node(Map(exprs), tuple(inputs), node.outputs, node.name, node.source)
 
 
 def _outputs(group: Sequence[Node]) -> list[Value]:

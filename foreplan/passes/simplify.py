@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.evaluate import computed, content
@@ -87,7 +87,7 @@ def fuse_maps(graph: Graph) -> Graph:
             return node.outputs  # nobody will read it: the root computes it for itself
         if len(members.get(node, ())) < 2:
             return None
-        exprs, values = _fuse(members[node], now)
+        exprs, values = fused(members[node], now)
         b.source, b.scope = node.source, ""
         return b.node(Map(tuple(map(str, exprs))), *values, name=node.name + "/fused")
 
@@ -125,8 +125,12 @@ def _groups(graph: Graph) -> dict[Node, Node]:
     return group
 
 
-def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], list[Value]]:
-    """The last node's expressions over the group's outer inputs."""
+def fused(nodes: Sequence[Node], now: Mapping[Value, Value]) -> tuple[list[Expr], list[Value]]:
+    """The last map's expressions over the outer inputs of a group.
+
+    Args:
+        now: what has taken the place of a value.
+    """
     values: list[Value] = []
     inside: dict[Value, Expr] = {}
     exprs: list[Expr] = []

@@ -56,6 +56,9 @@ def test_a_map_that_reads_what_another_makes_stays() -> None:
     chain = line("a", "sigmoid(a0)", "x") + line("b", "a0 * a1", "x", "a")
     assert joined(chain + "output %a = %a\noutput %b = %b\n") == [1, 1]
     assert joined(chain + "output %b = %b\n") == [1]
+    through = line("a", "sigmoid(a0)", "x") + "%s: float32[3,2] = transpose(perm=(1, 0)) [%a] as %s\n"
+    through += "%t: float32[2,3] = transpose(perm=(1, 0)) [%s] as %t\n" + line("b", "a0 * a1", "x", "t")
+    assert joined(through + "output %b = %b\n") == [1, 1]
 
 
 def test_a_map_that_one_joined_map_alone_reads_is_a_part_of_it() -> None:
@@ -63,9 +66,6 @@ def test_a_map_that_one_joined_map_alone_reads_is_a_part_of_it() -> None:
     assert joined(parts + "output %a = %a\noutput %b = %b\n") == [2]
     twice = line("r", "a0 * 2.0", "x") + line("s", "a0 + a1", "r", "y") + line("a", "a0 * a0 + a1", "s", "s")
     assert joined(twice + "output %a = %a\n") == [1]
-    through = line("a", "sigmoid(a0)", "x") + "%s: float32[3,2] = transpose(perm=(1, 0)) [%a] as %s\n"
-    through += "%t: float32[2,3] = transpose(perm=(1, 0)) [%s] as %t\n" + line("b", "a0 * a1", "x", "t")
-    assert joined(through + "output %b = %b\n") == [1, 1]
 
 
 def test_other_shapes_and_large_results_stay() -> None:
