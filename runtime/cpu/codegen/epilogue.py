@@ -13,6 +13,7 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import parse_expr, subexpressions
 from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type
 from foreplan.runtime.cpu.codegen.expressions import emit
+from foreplan.runtime.cpu.codegen.lanes import Lanes
 from foreplan.runtime.cpu.codegen.llvm import POINTER
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, FIXED, STRIDED, Memory, Operand, Place, Writer, operand_kind
 from foreplan.runtime.cpu.onednn import library as c
@@ -104,6 +105,11 @@ class Making:
             place = b.add(b.add(address, b.mul(row, stride)), b.mul(column, along))
             found.append(b.inttoptr(place, POINTER))
         return found
+
+    def below(self, places: Sequence[ir.Value], rows: ir.Value) -> list[ir.Value]:
+        """The addresses so many rows further down."""
+        behind = Lanes(self.b).behind
+        return [behind(place, self.b.mul(rows, stride)) for place, (_, stride) in zip(places, self.rows)]
 
     def make(self, x: ir.Value, places: Sequence[ir.Value], some: Memory) -> None:
         """Compute some elements, given the places of a row."""

@@ -264,10 +264,7 @@ class _Product(Writer):
         starts = self.making.at(*results.origin)
         for i, x in enumerate(sums):
             row, v = divmod(i, vectors)
-            here = [
-                self.e.behind(start, self.b.mul(step, self.number(row)))
-                for start, (_, step) in zip(starts, self.making.rows)
-            ]
+            here = self.making.below(starts, self.number(row))
             self.making.make(x, here, Memory(self.e, self.number(WIDTH * v), None))
 
     def finish(self, results: _Results) -> None:
@@ -277,8 +274,7 @@ class _Product(Writer):
         with self.counted(n(0), self.least(results.left[0], n(self.block.rows)), 1) as row:
             target = self.e.behind(results.place, b.mul(row, self.table_of["y_row"]))
             source = self.e.behind(self.results, b.mul(row, n(self.block.columns * ITEM)))
-            steps = [stride for _, stride in self.making.rows] if self.making else []
-            here = [self.e.behind(start, b.mul(row, step)) for start, step in zip(starts, steps)]
+            here = self.making.below(starts, row) if self.making else []
             extent = self.least(results.left[1], n(self.block.columns))
             with self.counted(n(0), self.blocks(extent, WIDTH), 1) as vector:
                 at = b.mul(vector, n(WIDTH))
