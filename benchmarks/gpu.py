@@ -3,11 +3,12 @@
     python benchmarks/gpu.py [--peer PYTHON] [--only TEXT] [--contenders TEXT,TEXT] [--limit SECONDS] [--plans FOLDER]
 
 Each contender is a process of its own, with the card to itself; `--peer` is the Python that has PyTorch and JAX, by
-default this one. What is not installed, fails, or takes longer than the limit to be ready is said and left out. Inputs
-lie on the card already, as they do for peers; what a step of ours takes with its inputs copied there and its loss
-copied back stands beside. Memory is what the process added to the card's. `--plans` names a folder of plans that
-`--make` has made, which needs no card, so that nothing is planned beside it. Writes `results/gpu-CARD.json` and a
-table, `results/gpu-CARD.md`, in which cases that were not run again stay.
+default this one. What is not installed, fails, does not train, or takes longer than the limit to be ready is said and
+left out. Inputs lie on the card already, as they do for peers: a step of ours begins with copies of them within the
+card, since it may use their own place for other tensors. What it takes with its inputs copied to the card and its loss
+copied back stands beside. Memory is what the process added to the card's, those copies included. `--plans` names a
+folder of plans that `--make` has made, which needs no card, so that nothing is planned beside it. Writes
+`results/gpu-CARD.json` and a table, `results/gpu-CARD.md`, in which cases that were not run again stay.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 FOLDER = Path(__file__).resolve().parent
 CARD = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # in the order of buses, as nvidia-smi has it
 sys.path.insert(0, str(FOLDER.parent))
@@ -44,6 +47,7 @@ PRECISIONS = {
     "tf32": ("cuda:,tf32", "float32", "tensorfloat32"),
     "bf16": ("cuda", "bf16", "bfloat16"),
 }
+Steps = Callable[[int], float]  # runs a number of steps, waits for them, and returns the last one's loss
 CONTENDERS = ("foreplan", "pytorch eager", "pytorch compile", "pytorch compile, graphs", "jax")
 ROUNDS, ROUND = 7, 0.3  # how often is measured, and for how many seconds at least
 HEAD = (
@@ -85,13 +89,13 @@ def make(folder: str, device: str, only: str) -> None:
                 print(f"{model}, {precision}: {step.arena_bytes / 2**20:,.0f} MiB", flush=True)
 
 
-def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
-    """A function that runs a number of steps; and what else is known of them."""
+def ours(model: str, precision: str, plans: str) -> tuple[Steps, dict[str, Any]]:
+    """Our steps; and what else is known of them."""
     import foreplan as fp
     from foreplan.lower.outside import outside
     from foreplan.runtime.cuda.libraries.capture import captured
     from foreplan.runtime.cuda.libraries.driver import card
-    from foreplan.runtime.inputs import made_up
+    from foreplan.runtime.inputs import check_inputs, made_up
 
     target, _, peak = PRECISIONS[precision]
     if plans:
@@ -105,20 +109,31 @@ def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None],
     for _ in range(5):
         session.step(data)
     with_copies = (time.perf_counter() - started) / 5
-    bound = session._body.bound
+    half, copies = session._body, []
+    half.write(check_inputs(session._inputs, data))
+    for place in half._inputs.values():
+        kept = card().allocate(place.nbytes)
+        card().copying(kept.ptr, place.start, place.nbytes)()
+        copies.append((card().copying(place.start, kept.ptr, place.nbytes), kept))
+    slot = session.program.loss
+    loss = np.empty(slot.operand.type.shape, slot.operand.type.dtype.numpy)
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> float:
         for _ in range(count):
-            bound.run()
-        card().synchronize()
+            for copy, _ in copies:
+                copy()
+            half.run()
+        half.fetch(slot, loss)()
+        return float(loss)
 
     planned = step.arena_bytes + sum(part.nbytes for part in outside(step.program, step.plan))
+    planned += sum(place.nbytes for place in half._inputs.values())
     flops = step.estimate()["flops"]
     known = {"with_copies": with_copies, "arena": step.arena_bytes, "planned": planned, "flops": flops}
     return steps, known | {"peak_flops_per_second": captured().peak(peak)}
 
 
-def stepper(contender: str, model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
+def stepper(contender: str, model: str, precision: str, plans: str) -> tuple[Steps, dict[str, Any]]:
     """A contender's steps."""
     if contender == "foreplan":
         return ours(model, precision, plans)
@@ -136,7 +151,7 @@ def worker(contender: str, model: str, precision: str, plans: str) -> None:
     started = time.perf_counter()
     try:
         steps, known = stepper(contender, model, precision, plans)
-        steps(3)
+        first = steps(3)
         known["ready"] = time.perf_counter() - started
         before = time.perf_counter()
         steps(2)
@@ -144,8 +159,10 @@ def worker(contender: str, model: str, precision: str, plans: str) -> None:
         times = []
         for _ in range(ROUNDS):
             before = time.perf_counter()
-            steps(count)
+            last = steps(count)
             times.append((time.perf_counter() - before) / count)
+        if not last < first:
+            raise ValueError(f"it does not train: its loss was {first} and is {last}")
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         print(json.dumps({"failed": f"{type(error).__name__}: {reason[:300]}"}), flush=True)

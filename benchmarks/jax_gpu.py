@@ -23,8 +23,11 @@ PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 RATE, MOMENTUM = 1e-4, 0.9
 
 
-def stepper(name: str, precision: str) -> Callable[[int], None]:
-    """A function that runs a number of steps, and waits for them; in bf16 all is narrow but what is updated."""
+def stepper(name: str, precision: str) -> Callable[[int], float]:
+    """A function that runs a number of steps, waits for them, and returns the last one's loss.
+
+    In bf16 all is narrow but what is updated.
+    """
     jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
     graph = attach_loss(models.build(name), models.default_loss(name))
     graph = passes.training_form(passes.select_outputs(graph, []))
@@ -46,17 +49,18 @@ def stepper(name: str, precision: str) -> Callable[[int], None]:
         return run(graph, {key: narrow(array) for key, array in given.items()}, seen)[graph.loss].astype(jnp.float32)
 
     def update(parameters: Any, velocity: Any, given: Any) -> Any:
-        gradients = jax.grad(loss)(parameters, given)
+        found, gradients = jax.value_and_grad(loss)(parameters, given)
         velocity = {key: MOMENTUM * v + gradients[key] for key, v in velocity.items()}
         moved = {key: p - RATE * (gradients[key] + MOMENTUM * velocity[key]) for key, p in parameters.items()}
-        return moved, velocity
+        return moved, velocity, found
 
     compiled = jax.jit(update, donate_argnums=(0, 1))
     state = [trained, {key: jnp.zeros_like(array) for key, array in trained.items()}]
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> float:
         for _ in range(count):
-            state[:] = compiled(*state, inputs)
+            state[0], state[1], found = compiled(*state, inputs)
         jax.block_until_ready(state)
+        return float(found)
 
     return steps

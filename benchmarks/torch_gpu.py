@@ -52,8 +52,8 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return Unet(), torch.randn(batch, 3, size, size), torch.randint(2, (batch, size, size))
 
 
-def stepper(name: str, form: str, precision: str) -> Callable[[int], None]:
-    """A function that runs a number of steps, and waits for them.
+def stepper(name: str, form: str, precision: str) -> Callable[[int], float]:
+    """A function that runs a number of steps, waits for them, and returns the last one's loss.
 
     Args:
         form: one of MODES.
@@ -79,11 +79,13 @@ def stepper(name: str, form: str, precision: str) -> Callable[[int], None]:
     mode = MODES[form]
     run = forward if mode is None else torch.compile(forward, mode=mode)
 
-    def steps(count: int) -> None:
+    def steps(count: int) -> float:
         for _ in range(count):
             optimizer.zero_grad(set_to_none=True)
-            run().backward()
+            loss = run()
+            loss.backward()
             optimizer.step()
         torch.cuda.synchronize()
+        return float(loss)
 
     return steps

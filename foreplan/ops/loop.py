@@ -70,12 +70,12 @@ class Loop(Op):
         if not 1 <= self.steps <= MOST_STEPS or self.steps * len(body.nodes) > MOST_RUNS:
             raise ValueError(f"{self.steps} steps of {len(body.nodes)} nodes are too many, or none")
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
-        """The body."""
+        """The body; its values are the op's own, known by identity, whatever the cache of parsed texts forgets."""
         return _parsed(self.body)
 
-    @cached_property
+    @property
     def results(self) -> tuple[Value, ...]:
         """The outputs of the body: next carries, then results that are stacked."""
         return tuple(self.graph.outputs.values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import importlib
 import inspect
 import pickle
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.frontend.losses import attach_loss
 from tests.runtime.micro_batches import compiled, data_for, perceptron
 
 
@@ -64,6 +67,26 @@ def test_a_pool_of_processes_gives_what_does_not_fit(start: str) -> None:
         error = pool.submit(refuse, "1KiB").exception(timeout=120)
     assert isinstance(error, fp.DoesNotFitError) and error.capacity == 1024 < error.needed
     assert error.plan.arena_bytes == error.needed and error.advice
+
+
+def forget() -> None:
+    """Empty every cache of the package, as a long process does that compiles many models."""
+    for each in gc.get_objects():
+        if isinstance(each, functools._lru_cache_wrapper) and each.__module__.startswith("foreplan."):
+            each.cache_clear()
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm_lm:layers=2,width=16,seq=4,vocabulary=30,batch=2", "resnet18:batch=2,size=32"])
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
+def test_a_graph_compiles_alike_when_it_was_copied_or_caches_are_empty(model: str, target: str) -> None:
+    graph = attach_loss(fp.models.build(model), fp.models.default_loss(model), [])
+    given = pickle.dumps(graph)
+    plan = fp.compile(graph, optimizer=fp.optim.SGD(0.1), target=target).plan
+    assert fp.compile(pickle.loads(given), optimizer=fp.optim.SGD(0.1), target=target).plan == plan
+    copied = copy.deepcopy(graph)
+    forget()
+    for each in (graph, copied):
+        assert fp.compile(each, optimizer=fp.optim.SGD(0.1), target=target).plan == plan
 
 
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
