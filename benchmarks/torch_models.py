@@ -46,6 +46,8 @@ class Gpt2(nn.Module):
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(1024, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.ln = nn.LayerNorm(width)
+        for embedding in (self.wte, self.wpe):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
@@ -95,4 +97,4 @@ def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         return Mlp(**sizes), (torch.randn(batch, 784), torch.randint(10, (batch,)))
     seq = sizes.pop("seq", 1024)
     tokens = torch.randint(50257, (batch, seq))
-    return Gpt2(**sizes), (tokens, tokens.reshape(-1))
+    return Gpt2(**sizes), (tokens, tokens.roll(-1, 1).reshape(-1))

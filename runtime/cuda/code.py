@@ -10,7 +10,7 @@ from foreplan.lower.program import Program
 from foreplan.lower.targets import engine_info, options_of
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.launch import Instruction, Launch
+from foreplan.runtime.cuda.launch import Instruction, Launch, holding
 from foreplan.runtime.cuda.libraries.nvrtc import architecture_of, cubin, key_of
 from foreplan.runtime.cuda.table import kernel_named
 from foreplan.runtime.cuda.target import target
@@ -45,5 +45,6 @@ def with_code(program: Program, plan: Plan) -> Program:
     device = device_of(program)
     architecture = architecture_of(device)
     sources = {each.source for each in instructions(program, plan, device) if isinstance(each, Launch)}
+    sources.add(holding(0).source)  # of a trace
     made = {key_of(source, architecture): cubin(source, architecture) for source in sources}
     return replace(program, code=tuple(sorted(made.items())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 from foreplan.errors import DoesNotFitError, PlanError, TargetError, UsageError
@@ -21,6 +21,7 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Multiply,
+    holding,
 )
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.driver import Card
@@ -33,6 +34,7 @@ from foreplan.runtime.kernel import Run
 from foreplan.units import align_up, format_bytes
 
 Where = Callable[[Address], int]
+QUEUEING = 60  # microseconds, at most, that the host takes to queue a call of a library
 
 
 class CudaBound:
@@ -74,11 +76,15 @@ class CudaBound:
                 self.replay = self.card.captured(self.calls)
 
     def run_watched(self, watch: Watch) -> None:
-        """Execute the plan once, call by call, with `watch` called around every step."""
+        """Execute the plan once, call by call, with `watch` called around every step.
+
+        The card is held back until a step's calls are queued: what a step takes is then the card's time alone.
+        """
         start, end = self.card.event(), self.card.event()
-        for i, calls in enumerate(self.of_step):
+        for i, (hold, calls) in enumerate(zip(self._holds, self.of_step)):
             watch.before(i)
             with told("in the middle of a step"), self.card.allocating_nothing():
+                hold()
                 start.record()
                 for call in calls:
                     call()
@@ -86,6 +92,14 @@ class CudaBound:
                 end.wait()
                 seconds = end.seconds_since(start)
             watch.after(i, seconds)
+
+    @cached_property
+    def _holds(self) -> list[Run]:
+        """For each step, a launch that takes as long as the host takes to queue its calls."""
+        ticks = self.target.device.clock_hz * QUEUEING // 1_000_000
+        made = {count: holding(ticks * (count + 1)) for count in set(map(len, self.of_step))}
+        runs = {n: self.card.launching(each, packed(each, _nowhere), self._code(each)) for n, each in made.items()}
+        return [runs[len(calls)] for calls in self.of_step]
 
     def place(self, operand: Operand, offset: int) -> DevicePlace:
         """The tensor whose value lies at `offset` of its region."""
@@ -161,6 +175,10 @@ class CudaBound:
         if kernel is None or kernel.workspace != workspace:
             raise PlanError(f"node {call.node!r}: the kernel {call.kernel!r} needs another workspace; compile again")
         return kernel
+
+
+def _nowhere(place: Address) -> int:
+    raise ValueError(f"a launch that holds has no operands, and got {place}")
 
 
 @lru_cache(maxsize=4096)

@@ -374,6 +374,11 @@ def launch(
     return Launch(Source(file, macros, generated), entry, grid, (threads, 1, 1), tuple(arguments))
 
 
+def holding(ticks: int) -> Launch:
+    """A launch that holds the card back by a number of its clock's ticks."""
+    return launch("hold.cu", "hold", 1, [ticks], threads=1)
+
+
 def for_each(
     file: str, entry: str, count: int, arguments: Iterable[Word], defines: Defines = (), *, generated: str = ""
 ) -> Launch:

@@ -76,7 +76,9 @@ def forget() -> None:
             each.cache_clear()
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm_lm:layers=2,width=16,seq=4,vocabulary=30,batch=2", "resnet18:batch=2,size=32"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "lstm_lm:layers=2,width=16,seq=4,vocabulary=30,batch=2", "resnet18:batch=2,size=32"]
+)
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
 def test_a_graph_compiles_alike_when_it_was_copied_or_caches_are_empty(model: str, target: str) -> None:
     graph = attach_loss(fp.models.build(model), fp.models.default_loss(model), [])

@@ -96,6 +96,7 @@ class FakeCard:
         crossed: copies that have run beside, by their target.
         live: bytes of device memory that are allocated.
         done: names of what was asked for, in order.
+        launched: entries of kernels that have run, in order.
         sources: of kernels that are compiled, all at once, when the first of them runs.
         fail_after: how many further launches go well; None: all.
     """
@@ -113,6 +114,7 @@ class FakeCard:
         self.recording: list[Run] | None = None
         self.plans: dict[bytes, tuple[int, Plan]] = {}
         self.done: list[str] = []
+        self.launched: list[str] = []
         self.sources: set[Source] = set()
         self.fail_after: int | None = None
         self.forbidden = False
@@ -145,6 +147,7 @@ class FakeCard:
                 raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
         failed = run(*extents, int(self.reverse), arguments)
         assert failed is None, f"{launch.entry}: {failed.decode()}"
+        self.launched.append(launch.entry)
 
     def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
         return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), beside)

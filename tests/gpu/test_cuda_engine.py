@@ -162,6 +162,11 @@ def test_sessions_share_parameters(card: FakeCard) -> None:
 
 def test_a_trace_times_every_instruction(card: FakeCard) -> None:
     step = step_for(TARGET)
+    session = step.bind()
+    session.step(data_for(step, 0))
+    card.launched.clear()
+    session.trace(data_for(step, 0))
+    assert card.launched[0] == "hold" and card.launched.count("hold") == len(step.plan.steps)  # while calls are queued
     result, timings = step.bind().trace(data_for(step, 0))
     assert len(timings) == len(step.plan.steps) and all(timing.seconds > 0 for timing in timings)
     assert result.loss == step.bind().step(data_for(step, 0)).loss

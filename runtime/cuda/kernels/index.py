@@ -47,6 +47,7 @@ MOST_PARTS, PARTS_BYTES = 512, 4 << 20
 # What is assumed of times, not measured: how many times the mean the fullest place has, as in T5's relative positions;
 # and nanoseconds for a thread to read AHEAD slices.
 FULLEST, STEP = 9, 1700
+SORT = 8_000  # nanoseconds of a pass, whose tiles a block each sorts (H200: DLRM's 26 tables, 2,048 positions each)
 _BYTES = {"u32": 4, "u64": 8}
 _HOW = {"mul": 1, "min": 2, "max": 3}  # as `scatter_add.cu` has them
 
@@ -120,11 +121,10 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
     words += [output_at(0), *folded[0], input_at(1), *folded[1], extent, parts]
-    nanoseconds = None
+    moved = op.cost([x.type for x in inputs], [y.type]).nbytes / device.bytes_per_second
+    nanoseconds = round(moved * 1e9) + SORT * order.passes
     if many:
-        steps = ceil_div(FULLEST * count, max(1, extent) * parts * AHEAD)
-        moved = op.cost([x.type for x in inputs], [y.type]).nbytes / device.bytes_per_second
-        nanoseconds = round(moved * 1e9) + STEP * steps
+        nanoseconds += STEP * ceil_div(FULLEST * count, max(1, extent) * parts * AHEAD)
     if parts == 1:
         words.append(0)
         found.append(launch("scatter_add.cu", "scatter_add", ceil_div(units, ADDING), words, defines, threads=ADDING))
