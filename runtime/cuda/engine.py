@@ -98,7 +98,8 @@ class CudaBound:
         """For each step, a launch that takes as long as the host takes to queue its calls."""
         ticks = self.target.device.clock_hz * QUEUEING // 1_000_000
         made = {count: holding(ticks * (count + 1)) for count in set(map(len, self.of_step))}
-        runs = {n: self.card.launching(each, packed(each, _nowhere), self._code(each)) for n, each in made.items()}
+        nowhere: Where = dict[Address, int]().__getitem__  # they have no operands
+        runs = {n: self.card.launching(each, packed(each, nowhere), self._code(each)) for n, each in made.items()}
         return [runs[len(calls)] for calls in self.of_step]
 
     def place(self, operand: Operand, offset: int) -> DevicePlace:
@@ -175,10 +176,6 @@ class CudaBound:
         if kernel is None or kernel.workspace != workspace:
             raise PlanError(f"node {call.node!r}: the kernel {call.kernel!r} needs another workspace; compile again")
         return kernel
-
-
-def _nowhere(place: Address) -> int:
-    raise ValueError(f"a launch that holds has no operands, and got {place}")
 
 
 @lru_cache(maxsize=4096)

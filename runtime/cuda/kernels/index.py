@@ -121,8 +121,7 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
     words += [output_at(0), *folded[0], input_at(1), *folded[1], extent, parts]
-    moved = op.cost([x.type for x in inputs], [y.type]).nbytes / device.bytes_per_second
-    nanoseconds = round(moved * 1e9) + SORT * order.passes
+    nanoseconds = order.nanoseconds(op, inputs, outputs, device)
     if many:
         nanoseconds += STEP * ceil_div(FULLEST * count, max(1, extent) * parts * AHEAD)
     if parts == 1:
@@ -157,7 +156,8 @@ def first_equal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     order = _Order(defines, count, op.extent, index)
     words: list[Word] = [count, order.positions, order.places, output_at(0)]
     last = launch("scatter_add.cu", "first_equal", ceil_div(count, ADDING), words, defines, threads=ADDING)
-    return LaunchKernel((*order.launches(), last), order.scratch.nbytes)
+    nanoseconds = order.nanoseconds(op, inputs, outputs, device)
+    return LaunchKernel((*order.launches(), last), order.scratch.nbytes, nanoseconds=nanoseconds)
 
 
 def _bits(extent: int) -> tuple[int, int]:
@@ -210,6 +210,11 @@ class _Order:
             found.append(self._launch("sort_by_digit", words))
             given = target
         return found
+
+    def nanoseconds(self, op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
+        """The passes, and reading and writing the tensors of an op that needs the order."""
+        moved = op.cost([x.type for x in inputs], [y.type for y in outputs]).nbytes / device.bytes_per_second
+        return round(moved * 1e9) + SORT * self.passes
 
     def _launch(self, entry: str, words: list[Word]) -> Launch:
         return launch("scatter_add.cu", entry, self.tiles, words, self.defines, threads=SORTING)

@@ -218,13 +218,14 @@ template <class A> constexpr size_t size_of_arguments(void (*)(A)) { return size
     uint64_t shim_size_##unit##_##name() { return shim::size_of_arguments(unit::name); }                           \
     }
 
-#define __syncthreads() shim::wait(shim::AT_BARRIER, __LINE__)
-#define __syncwarp(...) shim::wait(shim::AT_WARP, __LINE__)
 // A clock that has gone on by an hour at each look, for kernels that wait.
 inline long long clock64() {
     static long long ticks = 0;
     return ticks += 1LL << 43;
 }
+
+#define __syncthreads() shim::wait(shim::AT_BARRIER, __LINE__)
+#define __syncwarp(...) shim::wait(shim::AT_WARP, __LINE__)
 #define __shfl_xor_sync(mask, value, lanes) shim::shuffle(value, (shim::current % shim::WARP) ^ (lanes), __LINE__)
 #define __shfl_down_sync(mask, value, lanes) shim::shuffle(value, shim::current % shim::WARP + (lanes), __LINE__)
 #define __shfl_sync(mask, value, lane) shim::shuffle(value, lane, __LINE__)
