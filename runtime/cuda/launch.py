@@ -48,7 +48,7 @@ STORED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How NVIDIA's libraries may compute.
+    """How kernels may compute.
 
     Attributes:
         tf32: whether they may round float32 to TensorFloat-32 on its way into products.
@@ -151,6 +151,7 @@ class Launch:
         grid: blocks.
         block: threads of each.
         arguments: the members of its one structure, eight bytes each: an address, an int64 or a double.
+        shared: bytes of shared memory of each block, beside what the source itself declares.
     """
 
     source: Source
@@ -158,6 +159,7 @@ class Launch:
     grid: Grid
     block: Grid
     arguments: tuple[Word, ...]
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -358,10 +360,12 @@ def launch(
     *,
     threads: int = THREADS,
     generated: str = "",
+    shared: int = 0,
 ) -> Launch:
     """A launch of blocks of `threads` threads along one axis.
 
     Args:
+        shared: bytes of shared memory of each block, see `Launch`.
         file, defines, generated: see `Source`; an element type becomes its C++ type in memory, a bool 0 or 1.
 
     Raises:
@@ -371,7 +375,7 @@ def launch(
     if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
         raise Refused(f"a grid of {grid} blocks")
     macros = tuple((name, _macro(value)) for name, value in defines)
-    return Launch(Source(file, macros, generated), entry, grid, (threads, 1, 1), tuple(arguments))
+    return Launch(Source(file, macros, generated), entry, grid, (threads, 1, 1), tuple(arguments), shared)
 
 
 def holding(ticks: int) -> Launch:

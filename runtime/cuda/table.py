@@ -40,13 +40,14 @@ from foreplan.runtime.cuda.launch import USUAL, Arithmetic, LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
 OWN = "launches"  # the name of foreplan's own kernels in plans
+OWN_TF32 = f"{OWN} tf32"  # of those that multiply on tensor cores
 Kernels = Mapping[str, LaunchKernel]
 Price = Callable[[Op, Windows, Windows, Device], int]
 
 
 @dataclass(frozen=True)
 class Library:
-    """The kernels of one of NVIDIA's libraries for an op.
+    """Further kernels for an op: those of one of NVIDIA's libraries, or foreplan's own on tensor cores.
 
     Attributes:
         name: its kernels' names begin with it; a space follows.
@@ -65,7 +66,7 @@ class CudaFamily(Family[Make]):
 
     Attributes:
         libraries: that have further kernels.
-        own_price: the time of foreplan's own kernel beside these; it uses no tensor cores.
+        own_price: the time of foreplan's plain kernel beside these; it uses no tensor cores.
         fuses: whether the op is better than the ops that it replaces; None: if there is a kernel for it.
     """
 
@@ -110,6 +111,27 @@ def _cublaslt(several: Callable[..., Kernels]) -> Library:
     return Library(lt.CUBLASLT, kernels, named)
 
 
+def _tf32(make: Callable[..., LaunchKernel]) -> Library:
+    """Foreplan's own launches, on tensor cores."""
+
+    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic) -> Kernels:
+        try:
+            found = attention.on_tensor_cores(make, op, inputs, outputs, device) if how.tf32 else None
+        except Refused:
+            return {}
+        if found is None:
+            return {}
+        price = prices.attention(op, inputs, outputs, device, tensor_cores=True)
+        return {OWN_TF32: replace(found, nanoseconds=price)}
+
+    def named(
+        op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+    ) -> LaunchKernel | None:
+        return None if payload else kernels(op, inputs, outputs, device, Arithmetic(tf32=True)).get(name)
+
+    return Library(OWN_TF32, kernels, named)
+
+
 CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel)
 ATTENTION = _cudnn(attention_kernels, attention_kernel)
 PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel)
@@ -126,8 +148,8 @@ def _convolution(make: Make, layout: Layout = in_c_order) -> CudaFamily:
     return _own(make, layout, libraries=(CONVOLUTIONS, PRODUCTS), own_price=prices.convolution)
 
 
-def _attention(make: Make, reads: Reads, library: Library = ATTENTION) -> CudaFamily:
-    return _own(make, reads=reads, libraries=(library,), own_price=prices.attention)
+def _attention(make: Callable[..., LaunchKernel], reads: Reads, library: Library = ATTENTION) -> CudaFamily:
+    return _own(make, reads=reads, libraries=(library, _tf32(make)), own_price=prices.attention)
 
 
 FAMILIES: Mapping[str, CudaFamily] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
@@ -12,6 +12,7 @@ from foreplan.ops.attention.blocks import AttentionOp, Extents
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.kernels.attention_tiles import FORWARD, KEYS, QUERIES, tile_for
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import (
     Address,
@@ -29,28 +30,33 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.kernel import Refused
 from foreplan.units import ceil_div
 
-SIDE = 16  # side of the square of threads that share a tile's results; at most the rows of the tile
-# Rows of a block, and rows of the other side at a time; the first pair that fits and is not mostly empty is taken.
-TILES, GRADIENT_TILES = ((64, 32), (32, 32), (16, 32), (16, 16)), ((32, 64), (32, 32), (16, 32), (16, 16), (8, 16))
-SHARED_BYTES = 48 * 1024  # of a block, without asking for more
+TENSOR_CORES = 80  # the compute capability from which on they have TensorFloat-32
 
 Tensor = tuple[Address, Window]
 
 
-def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """One launch, a block a tile of queries."""
+def attention(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> LaunchKernel:
+    """One launch, a block a tile of queries.
+
+    Args:
+        tensor_cores: multiply there, with factors rounded to TensorFloat-32.
+    """
     assert isinstance(op, Attention)
     q, k, v = ((input_at(i), inputs[i]) for i in range(3))
     o, mask = (output_at(0), outputs[0]), _mask(inputs, 3)
     e = op.sizes([x.type for x in inputs])
     none = o[0]
     tensors, vectors = [q, k, v, o, o, o, o, o], (output_at(1), none, none)
-    only = _launch(op, "attention", e, e.heads, e.queries, tensors, mask, vectors)
+    only = _launch(op, FORWARD, e, tensors, mask, vectors, device, tensor_cores)
     return LaunchKernel((only,), overwrites=((0, 0),) if lie_alike(inputs[0], outputs[0]) else ())
 
 
-def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Queries first, then keys and values, which may take their own bytes by then; any may take the output's."""
+def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> LaunchKernel:
+    """Queries first, then keys and values, which may take their own bytes by then; any may take the output's.
+
+    Args:
+        tensor_cores: multiply there, with factors rounded to TensorFloat-32.
+    """
     assert isinstance(op, AttentionGrad)
     q, k, v, o = ((input_at(i), inputs[i]) for i in range(4))
     g, mask = (input_at(5), inputs[5]), _mask(inputs, 6)
@@ -64,8 +70,8 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         scores = scratch.take(count * FLOAT32.itemsize)
         found.append(Clear(scores, count * FLOAT32.itemsize))
     tensors, vectors = [q, k, v, o, g, dq, dk, dv], (input_at(4), deltas, scores)
-    found.append(_launch(op, "attention_queries", e, e.heads, e.queries, tensors, mask, vectors))
-    found.append(_launch(op, "attention_keys", e, e.kv_heads, e.keys, tensors, mask, vectors))
+    for kernel in (QUERIES, KEYS):
+        found.append(_launch(op, kernel, e, tensors, mask, vectors, device, tensor_cores))
     if op.mask_gradient:
         found.append(_of_mask(scores, e, outputs[3]))
     pairs = ((0, 3), (1, 1), (1, 3), (2, 2), (2, 3))
@@ -88,28 +94,6 @@ def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
     one = [Axis(1, 0)]
     terms = Terms(scores, FLOAT32, tuple(reversed(kept or one)), tuple(reversed(reduced or one)))
     return reduction("sum", terms, output_at(3), mask.type.dtype, 1, None)
-
-
-def tile_of(e: Extents, rows: int, gradient: bool) -> tuple[int, int]:
-    """How many of `rows` rows a block has, and how many rows of the other side it takes at a time.
-
-    Raises:
-        Refused: rows are too long, or elements too wide.
-    """
-    if e.dtype.wide != FLOAT32:
-        raise Refused(f"attention in {e.dtype}")
-    depth, values = _pitch(e.depth), _pitch(e.value_depth)
-    for tall, wide in GRADIENT_TILES if gradient else TILES:
-        numbers = tall * (depth + values * gradient) + wide * max(depth, values) + tall * (wide + 4) + 2 * wide
-        if numbers * FLOAT32.itemsize <= SHARED_BYTES and (tall <= SIDE or 2 * rows > tall):
-            return tall, wide
-    raise Refused(f"heads of {e.depth} and {e.value_depth}")
-
-
-def _pitch(width: int) -> int:
-    """Floats from one row of a tile to the next, as in cuda/attention.cuh."""
-    fours = ceil_div(width, 4)
-    return 4 * (fours + (fours % 2 == 0))
 
 
 def _words(
@@ -135,33 +119,52 @@ def _words(
 
 def _launch(
     op: AttentionOp,
-    entry: str,
+    kernel: str,
     e: Extents,
-    heads: int,
-    rows: int,
     tensors: Sequence[Tensor],
     mask: Tensor | None,
     vectors: tuple[Address, Address, Address],
+    device: Device,
+    tensor_cores: bool,
 ) -> Launch:
-    """A block for every tile of `rows` rows, in each of `heads` heads."""
+    """A block for every tile of queries or keys, in each of their heads."""
     of_mask: DType = mask[1].type.dtype if mask else FLOAT32
-    tall, wide = tile_of(e, rows, isinstance(op, AttentionGrad))
+    tile, resident = tile_for(kernel, e, device, tensor_cores)
+    shared = tile.nbytes(kernel, e)
     defines: Defines = (
         ("ELEMENT", e.dtype),
         ("MASK_ELEMENT", of_mask),
         ("DEPTH", e.depth),
         ("VALUE_DEPTH", e.value_depth),
-        ("SIDE", min(SIDE, tall)),
-        ("ROWS", tall),
-        ("COLUMNS", wide),
+        ("ROWS", tile.rows),
+        ("COLUMNS", tile.columns),
+        ("THREADS", tile.threads),
+        ("THREADS_ACROSS", tile.across),
+        ("RESIDENT", resident),
+        ("QUERY_TILES", tile.query_tiles),
+        ("SHARED_FLOATS", shared // FLOAT32.itemsize),
+        ("TENSOR_CORES", int(tensor_cores)),
         ("CAUSAL", int(op.causal)),
         ("MASKED", int(mask is not None)),
         ("SCORE_GRADIENTS", int(isinstance(op, AttentionGrad) and op.mask_gradient)),
     )
-    tiles = ceil_div(rows, tall)
-    words = _words(op, e, tiles, tensors, mask, vectors)
-    file = "attention_grad.cu" if isinstance(op, AttentionGrad) else "attention.cu"
-    return launch(file, entry, tiles * heads * e.batch, words, defines, threads=min(SIDE, tall) ** 2)
+    heads, rows = (e.kv_heads, e.keys) if kernel == KEYS else (e.heads, e.queries)
+    tiles = ceil_div(rows, tile.rows)
+    words, blocks = _words(op, e, tiles, tensors, mask, vectors), tiles * heads * e.batch
+    return launch(f"{kernel}.cu", kernel, blocks, words, defines, threads=tile.threads, shared=shared)
+
+
+def on_tensor_cores(
+    make: Callable[..., LaunchKernel], op: Op, inputs: Windows, outputs: Windows, device: Device
+) -> LaunchKernel:
+    """The kernel that rounds factors of products to TensorFloat-32.
+
+    Raises:
+        Refused: the card or the tensors have no such products, or rows are too long.
+    """
+    if device.compute < TENSOR_CORES or inputs[0].type.dtype != FLOAT32:
+        raise Refused(f"TensorFloat-32 of {inputs[0].type.dtype} on {device.capability}")
+    return make(op, inputs, outputs, device, tensor_cores=True)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

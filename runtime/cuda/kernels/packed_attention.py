@@ -17,10 +17,11 @@ from foreplan.runtime.kernel import Refused
 PARTS = 3  # queries, keys and values
 
 
-def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> LaunchKernel:
     """Foreplan's own launches."""
     assert isinstance(op, PackedAttentionGrad)
-    return _packed(op, attention.gradient(op.unpacked, *_unpacked(op, inputs, outputs), device), inputs, outputs)
+    apart = attention.gradient(op.unpacked, *_unpacked(op, inputs, outputs), device, tensor_cores)
+    return _packed(op, apart, inputs, outputs)
 
 
 def packed_kernels(

@@ -17,7 +17,7 @@ from foreplan.ops.conv.common import ConvOp
 from foreplan.ops.conv.ops import ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import depthwise
-from foreplan.runtime.cuda.kernels.attention import tile_of as tile_of_attention
+from foreplan.runtime.cuda.kernels.attention_tiles import FORWARD, QUERIES, tile_for
 from foreplan.runtime.cuda.kernels.product import DEPTH, parts_of, tile_of
 from foreplan.units import align_up, ceil_div
 
@@ -33,6 +33,8 @@ DEPTHWISE, DEPTHWISE_WEIGHTS = 0.075, 0.055
 # Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal). With fewer blocks, some of the
 # card waits for the longest: IDLE times the work of a mean block (H200: the same at batch 1 and 4).
 ATTENTION, ATTENTION_GRADIENT, IDLE = 0.263, 0.178, 2.26
+# Likewise on tensor cores: placeholders, not measured yet.
+ATTENTION_TF32, ATTENTION_GRADIENT_TF32 = 0.2, 0.1
 
 
 def roofline(
@@ -80,7 +82,7 @@ def _in_groups(op: ConvOp, inputs: Windows, outputs: Windows, device: Device) ->
     return GROUPED * min(1.0, blocks / (BLOCKS * device.multiprocessors)) * share or GROUPED
 
 
-def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
+def attention(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> int:
     """The time of foreplan's own kernels for attention or its gradient, a tile of queries a block."""
     types = [x.type for x in inputs]
     if isinstance(op, PackedAttentionGrad):
@@ -89,9 +91,12 @@ def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
         assert isinstance(op, AttentionOp)
         e, causal = op.sizes(types), op.causal
     forward = isinstance(op, Attention)
-    tall, wide = tile_of_attention(e, e.queries, not forward)
-    filled = e.queries / max(1, align_up(e.queries, tall)) * e.keys / max(1, align_up(e.keys, wide))
-    blocks = max(1, e.batch * e.heads * ceil_div(e.queries, tall))
+    tile, _ = tile_for(FORWARD if forward else QUERIES, e, device, tensor_cores)
+    filled = e.queries / max(1, align_up(e.queries, tile.rows)) * e.keys / max(1, align_up(e.keys, tile.columns))
+    blocks = max(1, e.batch * e.heads * ceil_div(e.queries, tile.rows))
     whole = 1 + IDLE * (1 if causal else 0.5) * device.multiprocessors / blocks  # of a causal one, the last takes twice
-    reached = ATTENTION if forward else ATTENTION_GRADIENT
-    return round(roofline(op, inputs, outputs, device, "float32", reached * (filled or 1.0) / whole))
+    if tensor_cores:
+        precision, reached = "tensorfloat32", ATTENTION_TF32 if forward else ATTENTION_GRADIENT_TF32
+    else:
+        precision, reached = "float32", ATTENTION if forward else ATTENTION_GRADIENT
+    return round(roofline(op, inputs, outputs, device, precision, reached * (filled or 1.0) / whole))

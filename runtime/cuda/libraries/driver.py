@@ -18,6 +18,7 @@ from foreplan.runtime.cuda.libraries.nvml import Nvml
 from foreplan.runtime.cuda.libraries.nvrtc import cubin
 from foreplan.runtime.kernel import Run
 
+USUAL_SHARED_BYTES = 48 << 10  # of a block, for which a kernel need not ask
 _ADVICE = "`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580"
 
 
@@ -162,8 +163,11 @@ class CupyCard:
         function = self._module(launch.source, code).get_function(launch.entry)
         words = (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(words))
-        extents = (*launch.grid, *launch.block)
-        ready = partial(self.cuda.driver.launchKernel, function.ptr, *extents, 0, self.stream.ptr)
+        extents, driver = (*launch.grid, *launch.block), self.cuda.driver
+        if launch.shared > USUAL_SHARED_BYTES:
+            attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            driver.funcSetAttribute(function.ptr, attribute, launch.shared)
+        ready = partial(driver.launchKernel, function.ptr, *extents, launch.shared, self.stream.ptr)
         return _Launching(partial(ready, ctypes.addressof(parameters), 0), (function, words, parameters))
 
     def _load(self, source: Source, code: bytes | None) -> Any:

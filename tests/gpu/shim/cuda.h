@@ -191,6 +191,23 @@ inline unsigned ballot(bool predicate, int site) {
     return found;
 }
 
+// A matrix that a warp holds together: what each lane gives of it, side by side; T has eight bytes at most.
+template <class T, int N> struct Exchanged {
+    T of_lane[WARP][N];
+};
+static uint64_t given[2][MOST_THREADS][6];
+
+template <class T, int N> Exchanged<T, N> exchanged(const T (&own)[N], int site) {
+    static_assert(sizeof(T) <= 8 && N <= 6, "no lane gives more");
+    auto& slots = given[threads[current].shuffles++ % 2];
+    memcpy(slots[current], own, sizeof own);
+    wait(AT_WARP, site);
+    Exchanged<T, N> found;
+    const int first = current / WARP * WARP;
+    for (int i = 0; i < WARP; ++i) memcpy(found.of_lane[i], slots[first + i], sizeof own);
+    return found;
+}
+
 template <class A> const char* call(void (*kernel)(A), const unsigned* grid, const unsigned* block, int reversed,
                                     const void* arguments) {
     struct Bound {
@@ -249,6 +266,35 @@ inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); 
 template <class T> inline T atomicAdd(T* place, T value) { T old = *place; *place += value; return old; }
 template <class T> inline T atomicMin(T* place, T value) { T old = *place; *place = value < old ? value : old; return old; }
 template <class T> inline T atomicMax(T* place, T value) { T old = *place; *place = value > old ? value : old; return old; }
+
+inline float fast_exponential(float x) { return exp2f(x * 1.44269504f); }
+
+// Copies that a card makes while a thread computes; here they are made at once.
+inline void send_16_bytes(float* to, const void* from, bool inside) { inside ? memcpy(to, from, 16) : memset(to, 0, 16); }
+inline void send_4_bytes(float* to, const void* from, bool inside) { inside ? memcpy(to, from, 4) : memset(to, 0, 4); }
+inline void wait_for_sent() {}
+
+// Tensor cores: they see no more of a factor than the upper 19 bits.
+inline float seen_as_tf32(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fffu); }
+inline float rounded_to_tf32(float x) {
+    if (x != x || x - x != 0) return x;
+    return __uint_as_float(__float_as_uint(x) + 0x1000u & ~0x1fffu);
+}
+inline void multiply_tf32(float (&sums)[4], const float (&a)[4], float b0, float b1) {
+    const float own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const auto all = shim::exchanged(own, __LINE__);
+    const int lane = shim::current % shim::WARP, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 8; ++k)
+            sums[i] += seen_as_tf32(all.of_lane[g * 4 + k % 4][k / 4 * 2 + i / 2]) *
+                       seen_as_tf32(all.of_lane[(2 * t + i % 2) * 4 + k % 4][4 + k / 4]);
+}
+inline void load_matrices(float (&found)[4], const float* row) {
+    const float* const own[1] = {row};
+    const auto all = shim::exchanged(own, __LINE__);
+    const int lane = shim::current % shim::WARP;
+    for (int i = 0; i < 4; ++i) found[i] = all.of_lane[i * 8 + lane / 4][0][lane % 4];
+}
 
 inline float float_of_half(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return static_cast<float>(x); }
 inline unsigned short half_of_double(double value) {
