@@ -1,4 +1,4 @@
-"""Attention on tensor cores and in float32, drawn at random, as near to exact results as the rounding of factors allows."""
+"""Attention on tensor cores and in float32, drawn at random: as near to exact results as rounded factors allow."""
 
 from __future__ import annotations
 
