@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import date
 
+from foreplan import processor
 from foreplan.graph import DType, Op, TensorType, Window, as_dtype
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv.ops import Conv, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
-from foreplan.runtime.cpu import prices, processor, table, tune
+from foreplan.runtime.cpu import prices, table, tune
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.machine import this_machine
 from foreplan.runtime.cpu.threads import set_threads

@@ -62,7 +62,6 @@ def make_entry(source: Source, types: tuple[Type, ...], *, checked: bool) -> Ent
 def written_module(source: Source, types: tuple[Type, ...], *, checked: bool = False) -> tuple[str, str]:
     """The module of a function as text, and the types of its results."""
     name, module = source.name.strip("_"), Module(checked)
-    machine.prepare(module.module)
     entry = ir.Function(module.module, _STATUS, name)
     made = module.function(source, types)
     b = ir.IRBuilder(entry.append_basic_block())

@@ -1,47 +1,37 @@
-"""LLVM's compiler for this processor; only this file calls it. Machine code is kept on disk, under a name made from all
-that it depends on.
+"""Machine code for this processor: kept on disk, under a name made from all that it depends on, and placed in memory.
+LLVM is loaded where there is something to compile.
 """
 
 from __future__ import annotations
 
 import hashlib
+import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import llvmlite
-import llvmlite.binding as binding
-import llvmlite.ir as ir
 
+from foreplan import processor
 from foreplan.disk_cache import claim, keep, kept, release
+from foreplan.jit.objects import address_of
 from foreplan.once import once
 
-Passes = Literal["none", "few", "usual", "loops"]
-_engines: list[binding.ExecutionEngine] = []  # own the machine code
-
-
-@lru_cache(maxsize=4)
-def _machine(without: str = "") -> binding.TargetMachine:
-    """The compiler for this processor, or for one without some of its features."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    features = ",".join(filter(None, (binding.get_host_cpu_features().flatten(), without)))
-    target = binding.Target.from_triple(binding.get_process_triple())
-    return target.create_target_machine(binding.get_host_cpu_name(), features, opt=2, jit=True)
+if TYPE_CHECKING:
+    from foreplan.jit.llvm import Passes
 
 
 @lru_cache(maxsize=1)
 def _compiler() -> tuple[str, ...]:
     """What all machine code here depends on: versions, and the processor."""
-    versions = (llvmlite.__version__, *map(str, binding.llvm_version_info), binding.get_process_triple())
-    return *versions, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    about = processor.instructions()
+    if not about:
+        from foreplan.jit import llvm
 
-
-def prepare(module: ir.Module) -> None:
-    """Let a module be one for this processor."""
-    module.triple = binding.get_process_triple()
-    module.data_layout = str(_machine().target_data)
+        about = llvm.processor()
+    return llvmlite.__version__, sys.platform, platform.machine(), *about
 
 
 @dataclass(frozen=True)
@@ -84,11 +74,12 @@ def loaded(module: Module, *, store: bool = True) -> tuple[int, str]:
         with once(module.what):
             content = _made(module, store)
     line, _, code = content.partition(b"\n")
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(module.without))
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    return engine.get_function_address(module.name), line.decode()
+    address = address_of(code, module.name)
+    if address is None:
+        from foreplan.jit import llvm
+
+        address = llvm.address_of(code, module.name)
+    return address, line.decode()
 
 
 def _made(module: Module, store: bool) -> bytes:
@@ -109,23 +100,6 @@ def _made(module: Module, store: bool) -> bytes:
 
 def _machine_code(text: str, module: Module) -> bytes:
     """An object file."""
-    code: bytes = _machine(module.without).emit_object(optimized(text, module.passes, module.without))
-    return code
+    from foreplan.jit import llvm
 
-
-def optimized(text: str, passes: Passes, without: str = "") -> binding.ModuleRef:
-    """A module after LLVM's passes."""
-    module = binding.parse_assembly(text)
-    module.verify()
-    if passes == "none":
-        return module
-    options = binding.create_pipeline_tuning_options(speed_level=1 if passes == "few" else 2)
-    options.loop_vectorization = options.slp_vectorization = passes == "loops"
-    builder = binding.create_pass_builder(_machine(without), options)
-    builder.getModulePassManager().run(module, builder)
-    return module
-
-
-def assembly(text: str, passes: Passes) -> str:
-    """What the processor runs of a module, for people."""
-    return str(_machine().emit_assembly(optimized(text, passes)))
+    return llvm.machine_code(text, module.passes, module.without)

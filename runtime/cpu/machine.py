@@ -15,11 +15,11 @@ import numpy as np
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import COPY
+from foreplan.processor import model, text_of
 from foreplan.runtime import stopwatch
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.library import library
-from foreplan.runtime.cpu.processor import model, text_of
 from foreplan.runtime.cpu.threads import set_threads, with_team
 from foreplan.runtime.kernel import Refused, Run
 from foreplan.runtime.stopwatch import SIDE, STREAM, TIMES

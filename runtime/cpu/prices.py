@@ -17,9 +17,9 @@ from typing import Any
 
 from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
+from foreplan.processor import family
 from foreplan.runtime.cpu.gemm.registers import Block
 from foreplan.runtime.cpu.instructions import Level, level
-from foreplan.runtime.cpu.processor import family
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.units import align_up
 

@@ -58,8 +58,8 @@ class CpuTarget:
     @property
     def notes(self) -> tuple[str, ...]:
         """Whose speed this processor is believed to have."""
+        from foreplan.processor import model
         from foreplan.runtime.cpu import prices
-        from foreplan.runtime.cpu.processor import model
 
         if self.tune or prices.is_known():
             return ()

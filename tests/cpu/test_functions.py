@@ -11,7 +11,7 @@ import scipy.special
 
 from foreplan import jit
 from foreplan.graph import Window
-from foreplan.jit import entries, machine
+from foreplan.jit import entries, llvm
 from foreplan.jit.types import type_of as type_in_loops
 from foreplan.ops.map import Map
 from foreplan.runtime.cpu.codegen import functions
@@ -73,7 +73,7 @@ def test_compiled_loops_have_them_though_they_may_reorder_sums(name: str) -> Non
     loop(given, found)
     check(name, given, found, more=0.75)
     text, _ = entries.written_module(loop.source, (type_in_loops(given), type_in_loops(found)))
-    code = machine.assembly(text, "loops")
+    code = llvm.assembly(text, "loops")
     assert re.search(r"vfn?m(add|sub)\d+ps", code)  # fused multiply-adds of several lanes
 
 

@@ -9,9 +9,10 @@ from dataclasses import fields
 import pytest
 
 import foreplan as fp
+from foreplan import processor
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
-from foreplan.runtime.cpu import prices, processor
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.instructions import Level, level
 from tests.cpu.check import needs_onednn
 

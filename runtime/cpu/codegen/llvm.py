@@ -23,7 +23,6 @@ _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
 def new_function(type: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
     """A function in a module of its own, and where its instructions go."""
     module = ir.Module()
-    machine.prepare(module)
     function = ir.Function(module, type, NAME)
     function.attributes.add("nounwind")
     return function, ir.IRBuilder(function.append_basic_block())

@@ -14,8 +14,7 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import llvmlite.binding as binding
-
+from foreplan import processor
 from foreplan.graph import Window
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
@@ -36,8 +35,7 @@ def available() -> bool:
     """Whether this process may use tile registers."""
     if platform.system() != "Linux" or platform.machine() != "x86_64" or level() < Level.AMX:
         return False
-    features = binding.get_host_cpu_features()
-    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512vl")):
+    if not processor.has("amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl"):
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
 

@@ -20,6 +20,16 @@ def family() -> str:
     return f"{maker} family {_said().get('cpu family', '')}" if maker else ""
 
 
+def instructions() -> tuple[str, ...]:
+    """All that decides which instructions it has, as the system tells; empty: the system does not tell."""
+    return tuple(filter(None, map(_said().get, ("vendor_id", "cpu family", "model", "stepping", "flags"))))
+
+
+def has(*flags: str) -> bool:
+    """Whether it has features, by Linux's names."""
+    return set(flags) <= set(_said().get("flags", "").split())
+
+
 def text_of(path: str | Path) -> str:
     """What a file of the system says; empty if there is none."""
     try:
