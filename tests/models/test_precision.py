@@ -193,7 +193,7 @@ def test_narrow_copies_of_weights_do_not_wait_at_the_peak(target: str, float32: 
     wide = fp.compile(*arguments, target=target)
     narrow = fp.compile(*arguments, target=target, precision="bf16")
     # On a card at most: which kernels there are for attention depends on NVIDIA's libraries.
-    assert wide.arena_bytes <= float32 and bf16 - 65536 <= narrow.arena_bytes <= bf16 < float32
+    assert wide.arena_bytes <= float32 and narrow.arena_bytes <= bf16 < float32
     held = fp.compile(*arguments, target=target, precision="bf16", remat="off")
     copies = [value for value in held.program.values if value.name.endswith(".weight/bfloat16")]
     # Of four layers: queries, keys and values, what comes behind attention, and the two products of the MLP.
