@@ -30,26 +30,28 @@ class Running:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Files of a net for contenders that do not import PyTorch: a graph, an ONNX model, and arrays."""
+    """Files of a net for contenders that do not import PyTorch: a graph or an ONNX model, and arrays."""
     import torch
     from nets import NETS, built
 
     import foreplan as fp
 
     module, inputs, target = built(name)
-    (folder / "graph").write_bytes(pickle.dumps(fp.from_torch(module, *inputs)))
     np.savez(folder / "arrays.npz", *(x.numpy() for x in inputs), target=target.numpy())
     net = NETS[name]
     (folder / "how").write_bytes(pickle.dumps({"train": net.train, "momentum": net.momentum, "budget": net.budget}))
-    if not net.train:
+    if net.train:
+        (folder / "graph").write_bytes(pickle.dumps(fp.from_torch(module, *inputs)))
+    else:
         torch.onnx.export(module.eval(), inputs, str(folder / "model.onnx"), dynamo=True, verbose=False)
 
 
 def foreplan(folder: Path, threads: int, precision: str) -> Running:
-    """Ours, by the graph that `from_torch` made."""
+    """Ours: training by the graph that `from_torch` made, inference from PyTorch's export."""
     import foreplan as fp
 
-    graph, how = (pickle.loads((folder / name).read_bytes()) for name in ("graph", "how"))
+    how = pickle.loads((folder / "how").read_bytes())
+    graph = pickle.loads((folder / "graph").read_bytes()) if how["train"] else fp.from_onnx(folder / "model.onnx")
     arrays = dict(np.load(folder / "arrays.npz"))
     target = arrays.pop("target")
     optimizer = fp.optim.Nesterov(RATE, momentum=how["momentum"]) if how["momentum"] else fp.optim.SGD(RATE)

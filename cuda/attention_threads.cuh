@@ -38,7 +38,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = 0;
     a += down() * PITCH;
     b += across() * PITCH;
-#pragma unroll 1
+#pragma unroll 2
     for (int d = 0; d < WIDTH; d += 4) {
         Four x[DOWN];
 #pragma unroll
@@ -74,7 +74,7 @@ template <int WIDTH> struct Sums {
     __device__ void add(const Weights& weights, const float* tile) {
         __syncwarp();
         const float* w = weights.start + down() * OF_SCORES;
-#pragma unroll 1
+#pragma unroll 2
         for (int j = 0; j < COLUMNS; j += 4) {
             Four x[DOWN];
 #pragma unroll

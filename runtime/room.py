@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -54,6 +55,13 @@ def check_room(nbytes: int, plan: Plan) -> None:
         plan=plan,
         advice=(f"a budget below {format_bytes(found.nbytes)} (budget=, --budget)",),
     )
+
+
+def give_back() -> None:
+    """Return to the system what planning and binding have freed, which the C library keeps for later (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def room(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Room | None:

@@ -27,7 +27,7 @@ from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
-from foreplan.runtime.room import check_room
+from foreplan.runtime.room import check_room, give_back
 from foreplan.runtime.stored import Stored, draw
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
@@ -114,6 +114,7 @@ class Session(Kept):
         self._engine = engine
         with self._turn.lock:
             self._bind(engine, share, seed, poison)
+        give_back()
 
     def _bind(self, engine: Engine, share: Session | None, seed: int, poison: bool) -> None:
         """Allocate, bind, and draw the first parameters."""

@@ -28,12 +28,13 @@ def test_long_heads_and_wide_elements_are_refused() -> None:
             attention(Attention(1.0), types, outputs, DEVICE)
 
 
-# Milliseconds of foreplan's own kernels on an H200, GPT-2 small's heads in float32: with one sample, much of it waits.
-MEASURED = [(1, 0.236, 0.585), (4, 0.494, 1.612)]
+# Milliseconds of foreplan's own kernels on an H200, GPT-2 small's heads in float32, and with products in TensorFloat-32:
+# with one sample, much of the card waits.
+MEASURED = [(1, False, 0.142, 0.435), (16, False, 0.838, 2.789), (1, True, 0.087, 0.223), (16, True, 0.364, 1.127)]
 
 
-@pytest.mark.parametrize(("batch", "forward", "backward"), MEASURED)
-def test_few_blocks_leave_much_of_a_card_idle(batch: int, forward: float, backward: float) -> None:
+@pytest.mark.parametrize(("batch", "tensor_cores", "forward", "backward"), MEASURED)
+def test_few_blocks_leave_much_of_a_card_idle(batch: int, tensor_cores: bool, forward: float, backward: float) -> None:
     x, device = tensor_type(f"float32[{batch},1024,12,64]"), device_named("h200")
     op = Attention(0.125, True, True)
     o, sums = op.infer([x, x, x])
@@ -43,5 +44,5 @@ def test_few_blocks_leave_much_of_a_card_idle(batch: int, forward: float, backwa
         (gradient, [x, x, x, o, sums, o], [x, x, x], backward),
     ):
         inputs, outputs = ([Window.dense(type) for type in types] for types in (given, made))
-        price = prices.attention(each, inputs, outputs, device) / 1e6
-        assert price == pytest.approx(milliseconds, rel=0.1)
+        price = prices.attention(each, inputs, outputs, device, tensor_cores) / 1e6
+        assert price == pytest.approx(milliseconds, rel=0.2)

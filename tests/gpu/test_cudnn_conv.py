@@ -63,8 +63,8 @@ def convolutions(step: fp.Compiled) -> list[tuple[str, int]]:
 @with_cudnn
 def test_convolutions_run_by_cudnn_within_the_cap() -> None:
     free, capped, least = (convolutions(compiled(workspace=size)) for size in ("unlimited", "8MiB", 0))
-    assert len(free) == 5 and all(name.startswith("cudnn ") for name, _ in free)
-    for found, theirs, count in ((capped, 3, 5), (least, 5, 6)):  # ours where cuDNN has nothing but engine 0
+    # Ours where cuDNN has nothing but engine 0, or nothing faster for a gradient in float32.
+    for found, theirs, count in ((free, 4, 5), (capped, 2, 5), (least, 5, 6)):
         assert sum(name.startswith("cudnn ") for name, _ in found) == theirs and len(found) == count
         assert all(name.startswith("cudnn ") or name == table.OWN for name, _ in found)
     assert max(nbytes for _, nbytes in capped) <= 8 << 20 < max(nbytes for _, nbytes in free)
@@ -84,12 +84,13 @@ def of_the_stem(batch: int, channels: int, dtype: str) -> list[tuple[Op, list[Wi
 
 
 @with_cudnn
-def test_plans_are_priced_as_they_were_measured() -> None:
-    """Of 3,400 plans that ran on an H100 with cuDNN 9.19, three of each op, type and engine, as far as they are there:
-    within a factor of 3 for 19 of 20, and neither too high nor too low as a whole.
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_plans_are_priced_as_they_were_measured(card: str) -> None:
+    """Of 3,400 plans that ran on an H100 with cuDNN 9.19, and of 4,400 on an H200, some of each op, type and engine, as
+    far as they are there: within a factor of 3 for 19 of 20, and neither too high nor too low as a whole.
     """
-    device, ratios = CudaTarget("h100").device, []
-    with open(Path(__file__).with_name("convolutions_on_h100.csv"), newline="") as file:
+    device, ratios = CudaTarget(card).device, []
+    with open(Path(__file__).with_name(f"convolutions_on_{card}.csv"), newline="") as file:
         for row in csv.DictReader(file):
             op, inputs, y = measured(row)
             kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, Arithmetic(row["tf32"] == "1"))
@@ -109,9 +110,11 @@ def measured(row: Mapping[str, str]) -> tuple[Op, list[Window], Window]:
         return tuple(map(int, row[key].split("x")))
 
     pads, lay = numbers("pads"), {"dense": Window.dense, "last": channels_last}
+    given, _, made = row["dtype"].partition(">")
+    types = [DTYPES[name] for name in (given, given, made or given)]
     tensors = [
-        lay[order](TensorType(DTYPES[row["dtype"]], numbers(key)))
-        for order, key in zip(row["how they lie"].split(), ("first", "second", "result"))
+        lay[order](TensorType(type, numbers(key)))
+        for type, order, key in zip(types, row["how they lie"].split(), ("first", "second", "result"))
     ]
     geometry = (numbers("strides"), ((pads[0], pads[1]), (pads[2], pads[3])), (1, 1))
     result = numbers("result")[2:]

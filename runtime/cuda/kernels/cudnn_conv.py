@@ -39,6 +39,7 @@ WORD = 8  # bytes of a payload with its workspace's size; the plan follows
 # longer: Hopper's engines, other engines on tensor cores, and those without; among these, ones that are slow in
 # float32, and engine 0, which there is for every shape and which takes one element of the result at a time.
 HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
+HOPPERS_OF_WEIGHTS, REACHED_OF_WEIGHTS = 0.2, 0.25  # of TensorFloat-32's, for gradients of weights (H200 and H100)
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
 PLAIN_AT_ONCE = 256  # gradients of weights that engine 0 makes together: 18 of them take as long (H200)
 # Output and input channels that such engines compute together: fewer are filled up to this number.
@@ -86,6 +87,8 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
         precision = "tensorfloat32" if dtype.name == "float32" else dtype.name
         hoppers = in_clusters(plan.blob)
         reached, together = (HOPPERS, TOGETHER_ON_HOPPER) if hoppers else (REACHED, TOGETHER)
+        if isinstance(op, ConvWeightGrad) and precision == "tensorfloat32":
+            reached = HOPPERS_OF_WEIGHTS if hoppers else REACHED_OF_WEIGHTS
     else:
         precision = "float32"
         reached, together = _without_tensor_cores(op, plan.name.partition("_")[0], y, device)

@@ -21,20 +21,20 @@ from foreplan.runtime.cuda.kernels.attention_tiles import FORWARD, QUERIES, tile
 from foreplan.runtime.cuda.kernels.product import DEPTH, parts_of, tile_of
 from foreplan.units import align_up, ceil_div
 
-# Foreplan's own kernels, which use no tensor cores: convolutions, and gradients of their weights; and how many channels
-# of the result they compute together.
-CONVOLUTION, WEIGHT_GRADIENT, TOGETHER = 0.03, 0.01, 16
-# Likewise in several groups: of what is computed, in whole tiles for each group, if there are BLOCKS tiles of 32 x 32
-# for each multiprocessor (H200: depthwise convolutions of EfficientNet-B0 as products, batch 128).
+# Foreplan's own convolutions, and gradients of weights, which use no tensor cores: of what is computed, in whole tiles
+# of so many rows and columns, if there are BLOCKS tiles of 32 x 32 for each multiprocessor (H200: ResNet-50, batch 32,
+# and a chain of nine). In several groups, a tile has results of one group alone (EfficientNet-B0, as products).
+CONVOLUTION, WEIGHT_GRADIENT = {64: 0.125, 32: 0.085}, {64: 0.15, 32: 0.085}
 GROUPED, BLOCKS = 0.055, 5
 # Depthwise convolutions and their data gradients, and gradients of their weights (H200: MobileNetV2, EfficientNet-B0
 # and ConvNeXt in bfloat16, the first two in float32 too; batch 64 and 128).
 DEPTHWISE, DEPTHWISE_WEIGHTS = 0.075, 0.055
-# Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal). With fewer blocks, some of the
-# card waits for the longest: IDLE times the work of a mean block (H200: the same at batch 1 and 4).
-ATTENTION, ATTENTION_GRADIENT, IDLE = 0.263, 0.178, 2.26
-# Likewise on tensor cores: placeholders, not measured yet.
-ATTENTION_TF32, ATTENTION_GRADIENT_TF32 = 0.2, 0.1
+# Likewise with several filters for each channel (H200: 64 for one).
+SEVERAL, SEVERAL_WEIGHTS = 0.017, 0.03
+# Attention and its gradient in float32, and on tensor cores in TensorFloat-32. With few blocks, some of the card waits
+# for the longest: IDLE times the work of a mean block (H200: heads of GPT-2 small, causal, batch 1 and 16).
+ATTENTION, ATTENTION_GRADIENT, IDLE = 0.521, 0.388, 2.6
+ATTENTION_TF32, ATTENTION_GRADIENT_TF32 = 0.179, 0.144
 
 
 def roofline(
@@ -50,36 +50,36 @@ def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> in
     """The time of foreplan's own kernel for a convolution or a gradient of one."""
     assert isinstance(op, ConvOp)
     of_weights = isinstance(op, ConvWeightGrad)
-    if depthwise.serves(op, inputs, outputs):
-        reached = DEPTHWISE_WEIGHTS if of_weights else DEPTHWISE
-        return round(roofline(op, inputs, outputs, device, "float32", reached))
-    if op.groups > 1:
-        return round(roofline(op, inputs, outputs, device, "float32", _in_groups(op, inputs, outputs, device)))
-    channels = outputs[0].shape[0 if of_weights else 1]
-    reached = (WEIGHT_GRADIENT if of_weights else CONVOLUTION) * channels / max(1, align_up(channels, TOGETHER))
-    return round(roofline(op, inputs, outputs, device, "float32", reached or CONVOLUTION))
-
-
-def _in_groups(op: ConvOp, inputs: Windows, outputs: Windows, device: Device) -> float:
-    """The share of the peak that products of several groups reach: a tile has results of one group alone, and terms
-    come in steps. A data gradient goes over all taps, also those that meet no window.
-    """
-    w = outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]
+    w = outputs[0] if of_weights else inputs[1]
     filters, own, taps = w.shape[0] // op.groups, w.shape[1], prod(w.shape[2:])
-    images = inputs[1] if isinstance(op, ConvWeightGrad) else outputs[0]
+    if depthwise.serves(op, inputs, outputs):
+        one, several = (DEPTHWISE_WEIGHTS, SEVERAL_WEIGHTS) if of_weights else (DEPTHWISE, SEVERAL)
+        return round(roofline(op, inputs, outputs, device, "float32", one if filters == 1 else several))
+    images = inputs[1] if of_weights else outputs[0]
     positions = images.shape[0] * prod(images.shape[2:])
-    if isinstance(op, ConvWeightGrad):
+    if of_weights:
         rows, columns, terms = filters, own * taps, positions
     elif isinstance(op, ConvDataGrad):
         rows, columns, terms = positions, own, filters * taps
     else:
         rows, columns, terms = positions, filters, own * taps
+    share = _of_tiles(op, inputs, outputs, device, rows, columns, terms)
+    tile = tile_of(rows, columns)
+    whole = GROUPED if op.groups > 1 else (WEIGHT_GRADIENT if of_weights else CONVOLUTION)[tile]
+    return round(roofline(op, inputs, outputs, device, "float32", whole * share or whole))
+
+
+def _of_tiles(op: Op, inputs: Windows, outputs: Windows, device: Device, rows: int, columns: int, terms: int) -> float:
+    """The share that products in tiles, several in as many groups, reach of what whole tiles on the whole card would. A
+    data gradient goes over all taps, also those that meet no window.
+    """
+    assert isinstance(op, ConvOp)
     tile = tile_of(rows, columns)
     tiles = op.groups * max(1, ceil_div(rows, tile) * ceil_div(columns, tile))
     flops = op.flops([x.type for x in inputs], [y.type for y in outputs])
     share = flops / (2 * tile**2 * tiles * max(DEPTH, align_up(terms, DEPTH)))
     blocks = tiles * parts_of(terms, tiles, device) * (tile // 32) ** 2
-    return GROUPED * min(1.0, blocks / (BLOCKS * device.multiprocessors)) * share or GROUPED
+    return min(1.0, blocks / (BLOCKS * device.multiprocessors)) * share
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> int:
