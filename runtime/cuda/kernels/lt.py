@@ -7,17 +7,19 @@ a session is bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import bias_of, map_behind, overwrites, product_of, terms_of
-from foreplan.runtime.cuda.kernels.multiply import multiplications, product_at
+from foreplan.runtime.cuda.kernels.multiply import Work, multiplications, product_at
+from foreplan.runtime.cuda.kernels.one_tap import one_tap
 from foreplan.runtime.cuda.kernels.prices import roofline
-from foreplan.runtime.cuda.launch import ALIGNMENT, Instruction, LaunchKernel, Multiply, added_in_place, workspace_at
+from foreplan.runtime.cuda.launch import ALIGNMENT, LaunchKernel, Multiply, added_in_place, workspace_at
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up, ceil_div
 
@@ -48,10 +50,13 @@ def lt_kernels(
     try:
         if isinstance(op, MatMulMap):
             return _with_bias(op, inputs, outputs, device, tf32)
-        calls = multiplications(op, inputs, outputs, device, tf32)
+        if isinstance(op, Conv | ConvDataGrad | ConvWeightGrad):
+            work = one_tap(op, inputs, outputs, device, tf32)
+        else:
+            work = Work(multiplications(op, inputs, outputs, device, tf32))
     except Refused:
         return {}
-    return _kernels(calls, device, added_in_place(inputs, outputs[0]))
+    return _kernels(work, device, added_in_place(inputs, outputs[0]))
 
 
 def adds_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device) -> bool:
@@ -73,38 +78,28 @@ def _with_bias(
     except Refused:
         product, start = product_of(op, inputs), workspace_at()
         calls = product_at(op, inputs, product, start, device, tf32)
-        moved = sum(x.type.nbytes for x in (product, *inputs[2:], y)) / device.bytes_per_second * 1e9
+        moved = sum(x.type.nbytes for x in (product, *inputs[2:], y))
         after = map_behind(op, inputs, y, start, product)
-        return _kernels(calls, device, in_place, nbytes=product.type.nbytes, after=after, nanoseconds=moved)
-    before, nbytes = bias_of(terms, inputs, y)
-    return _kernels(calls, device, in_place, nbytes=nbytes, before=before)
+        work = Work(calls, after=after, nbytes=product.type.nbytes, moved=moved)
+    else:
+        before, nbytes = bias_of(terms, inputs, y)
+        work = Work(calls, before, nbytes=nbytes)
+    return _kernels(work, device, in_place)
 
 
-def _kernels(
-    calls: Sequence[Multiply],
-    device: Device,
-    overwrites: tuple[tuple[int, int], ...],
-    *,
-    nbytes: int = 0,
-    before: tuple[Instruction, ...] = (),
-    after: tuple[Instruction, ...] = (),
-    nanoseconds: float = 0,
-) -> Mapping[str, LaunchKernel]:
-    """Kernels of such calls, all of one size.
-
-    Args:
-        nbytes: of workspace for the steps before and after, behind which scratch memory lies.
-        nanoseconds: of these steps.
-    """
-    call, parts, first = calls[0], _parts(calls[0], device), align_up(nbytes, ALIGNMENT)
+def _kernels(work: Work, device: Device, overwrites: tuple[tuple[int, int], ...]) -> Mapping[str, LaunchKernel]:
+    """Kernels of such work, whose calls are all of one size; scratch memory lies behind the rest of the workspace."""
+    call, first = work.calls[0], align_up(work.nbytes, ALIGNMENT)
+    parts = _parts(call, device)
     name = CUBLASLT + " tf32" * call.tf32
     found = {}
     for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
         if split > 1 or not room:
-            made = tuple(replace(each, nbytes=room, workspace=workspace_at(first)) for each in calls)
-            price = nanoseconds + sum(_nanoseconds(each, _rate(each, device), split, device) for each in calls)
-            whole = first + room if room else nbytes
-            found[kind] = LaunchKernel((*before, *made, *after), whole, overwrites, nanoseconds=round(price))
+            made = tuple(replace(each, nbytes=room, workspace=workspace_at(first)) for each in work.calls)
+            price = work.moved / device.bytes_per_second * 1e9
+            price += sum(_nanoseconds(each, _rate(each, device), split, device) for each in made)
+            whole = first + room if room else work.nbytes
+            found[kind] = LaunchKernel((*work.before, *made, *work.after), whole, overwrites, nanoseconds=round(price))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Matrix products, and convolutions of one tap, as calls of cuBLASLt, for layouts that BLAS can describe."""
+"""Matrix products as calls of cuBLASLt, for layouts that BLAS can describe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from math import prod
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import Shape
-from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import terms_of
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast
-from foreplan.runtime.cuda.launch import Address, Matrix, Multiply, input_at, output_at, workspace_at
+from foreplan.runtime.cuda.launch import Address, Instruction, Matrix, Multiply, input_at, output_at, workspace_at
 from foreplan.runtime.kernel import Refused
 
 MOST_CALLS = 16  # of one op
@@ -77,6 +76,22 @@ class Operands:
     d: Tensor
 
 
+@dataclass(frozen=True)
+class Work:
+    """Calls of cuBLASLt, and the instructions before and after them.
+
+    Attributes:
+        nbytes: of workspace for these instructions.
+        moved: bytes that they read and write.
+    """
+
+    calls: tuple[Multiply, ...]
+    before: tuple[Instruction, ...] = ()
+    after: tuple[Instruction, ...] = ()
+    nbytes: int = 0
+    moved: int = 0
+
+
 def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
     """A product as cuBLASLt's calls, without scratch memory: one for each place of the batch axes but one.
 
@@ -84,7 +99,7 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
     transposed result, b's transpose times a's: its a is this b.
 
     Args:
-        op: MatMul, one with a bias, or a convolution of one tap at every position, or a gradient of one.
+        op: MatMul, or one with a bias.
         tf32: whether float32 may be rounded to TensorFloat-32, where the card does that.
 
     Raises:
@@ -94,8 +109,6 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
         return calls_of(_of_matrices(op, inputs, outputs), device, tf32)
     if isinstance(op, MatMulMap):
         return _with_bias(op, inputs, outputs, device, tf32)
-    if isinstance(op, Conv | ConvDataGrad | ConvWeightGrad):
-        return calls_of(_of_images(op, inputs, outputs), device, tf32)
     raise Refused(f"{op.name} is no matrix product")
 
 
@@ -163,48 +176,6 @@ def turned(x: Tensor) -> Tensor:
     """The last two axes of a tensor exchanged."""
     *lead, row, column = x.strides
     return replace(x, strides=(*lead, column, row))
-
-
-def _of_images(op: Conv | ConvDataGrad | ConvWeightGrad, inputs: Windows, outputs: Windows) -> Operands:
-    """If a window is one element of the images, each position is a row: y = x wᵀ, dx = g w and dw = gᵀ x."""
-    w = outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]
-    if op.groups > 1 or not op.is_pointwise(w.shape[2:]):
-        raise Refused("a convolution of groups, of several taps, or one that leaves out positions")
-    filters, channels = w.shape[:2]
-    if isinstance(op, ConvWeightGrad):
-        (x, g), (dw,), added = inputs[:2], outputs, inputs[2:]
-        positions = _positions(g, x)
-        if len(positions) > 1:
-            raise Refused("images whose positions do not lie evenly")
-        extent, (of_g, of_x) = positions[0]
-        return Operands(
-            shape=(filters, channels),
-            terms=extent,
-            a=Tensor(input_at(1), g.type.dtype, (g.strides[1], of_g)),
-            b=Tensor(input_at(0), x.type.dtype, (of_x, x.strides[1])),
-            c=Tensor(input_at(2), added[0].type.dtype, added[0].strides[:2]) if added else None,
-            d=Tensor(output_at(0), dw.type.dtype, dw.strides[:2]),
-        )
-    x, y, added = inputs[0], outputs[0], inputs[2:]
-    if any(each.shape != y.shape for each in added):
-        raise Refused("a bias")  # rows without any bytes between them
-    positions = _positions(x, y, *added)
-    steps = [tuple(each[i] for _, each in positions) for i in range(2 + len(added))]
-    term, column = (1, 0) if isinstance(op, Conv) else (0, 1)  # the axis of the weights
-    return Operands(
-        shape=(*(extent for extent, _ in positions), w.shape[column]),
-        terms=w.shape[term],
-        a=Tensor(input_at(0), x.type.dtype, (*steps[0], x.strides[1])),
-        b=Tensor(input_at(1), w.type.dtype, (*(0,) * (len(positions) - 1), w.strides[term], w.strides[column])),
-        c=Tensor(input_at(2), added[0].type.dtype, (*steps[2], added[0].strides[1])) if added else None,
-        d=Tensor(output_at(0), y.type.dtype, (*steps[1], y.strides[1])),
-    )
-
-
-def _positions(*images: Window) -> list[tuple[int, tuple[int, ...]]]:
-    """The axes of items and positions: extent, and bytes from one to the next of each; neighbours merged."""
-    shape = images[0].shape
-    return merged_axes(shape, [x.strides for x in images], (0, *range(2, len(shape))))
 
 
 def _rows_and_batch(shape: Sequence[int], operands: Sequence[Tensor]) -> tuple[Axis, list[Axis]]:
