@@ -28,7 +28,7 @@ def test_long_heads_and_wide_elements_are_refused() -> None:
             attention(Attention(1.0), types, outputs, DEVICE)
 
 
-# Milliseconds of foreplan's own kernels on an H200, GPT-2 small's heads in float32, and with products in TensorFloat-32:
+# Milliseconds of foreplan's own kernels on an H200, GPT-2 small's heads in float32, and multiplied in TensorFloat-32:
 # with one sample, much of the card waits.
 MEASURED = [(1, False, 0.142, 0.435), (16, False, 0.838, 2.789), (1, True, 0.087, 0.223), (16, True, 0.364, 1.127)]
 

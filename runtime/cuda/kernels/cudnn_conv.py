@@ -9,6 +9,7 @@ from math import prod
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Windows
+from foreplan.graph.types import Shape
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
@@ -36,11 +37,12 @@ WORD = 8  # bytes of a payload with its workspace's size; the plan follows
 # What follows was seen on an H100 (cuDNN 9.19): 3,400 plans for convolutions of ResNet-50 and a chain of nine in
 # bfloat16 and TensorFloat-32, and 230 in float32, U-Net's too. Predicted over measured time is 0.57 to 2.06 for eight
 # of ten; the chosen plans take 6 % longer than the best. Of a card's peak, or of reading and writing if that takes
-# longer: Hopper's engines, other engines on tensor cores, and those without; among these, ones that are slow in
-# float32, and engine 0, which there is for every shape and which takes one element of the result at a time.
+# longer: Hopper's engines, other engines on tensor cores, and those without; among these, slow ones, and engine 0: it is
+# there for every shape, and takes one element of the result at a time.
 HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
 HOPPERS_OF_WEIGHTS, REACHED_OF_WEIGHTS = 0.2, 0.25  # of TensorFloat-32's, for gradients of weights (H200 and H100)
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
+FEW, PLAIN_OF_FEW = (2, 8), 0.03  # filters of data gradients by engine 0 (H200 and H100)
 PLAIN_AT_ONCE = 256  # gradients of weights that engine 0 makes together: 18 of them take as long (H200)
 # Output and input channels that such engines compute together: fewer are filled up to this number.
 TOGETHER_ON_HOPPER, TOGETHER, IN_FLOAT32, IN_NARROW = (64, 64), (64, 16), (32, 8), (32, 1)
@@ -94,7 +96,7 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
             reached = HOPPERS_OF_WEIGHTS if hoppers else REACHED_OF_WEIGHTS
     else:
         precision = "float32"
-        reached, together = _without_tensor_cores(op, plan.name.partition("_")[0], y, prod(weights[2:]), device)
+        reached, together = _without_tensor_cores(op, plan.name.partition("_")[0], y, weights, device)
     share = prod(n / align_up(n, many) for n, many in zip((weights[0] // op.groups, weights[1]), together))
     share *= busy(plan.blob, y.type.size, device)
     moved = 2 * plan.workspace / device.bytes_per_second * 1e9
@@ -102,17 +104,20 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
 
 
 def _without_tensor_cores(
-    op: ConvOp, engine: str, y: Window, taps: int, device: Device
+    op: ConvOp, engine: str, y: Window, weights: Shape, device: Device
 ) -> tuple[float, tuple[int, int]]:
     """The share of float32's peak that an engine reaches, and the channels that it computes together."""
     of_weights = isinstance(op, ConvWeightGrad)
+    if engine == "eng0" and of_weights:
+        return PLAIN_OF_WEIGHTS * min(1, y.type.size / PLAIN_AT_ONCE), (1, 1)
     if engine == "eng0":
-        return PLAIN_OF_WEIGHTS * min(1, y.type.size / PLAIN_AT_ONCE) if of_weights else PLAIN, (1, 1)
+        few = isinstance(op, ConvDataGrad) and FEW[0] <= weights[0] <= FEW[1]
+        return PLAIN_OF_FEW if few else PLAIN, (1, 1)
     if y.type.dtype.is_narrow:
-        return WITHOUT_TENSOR_CORES, IN_NARROW
+        return SLOW if engine == "eng1" and of_weights else WITHOUT_TENSOR_CORES, IN_NARROW
     if engine == "eng67" and of_weights:
         return WITHOUT_TENSOR_CORES * device.at_work(ceil_div(y.type.size, GRADIENTS_AT_ONCE)), IN_FLOAT32
-    if isinstance(op, ConvDataGrad) and taps == 1 and max(op.strides) > 1:
+    if isinstance(op, ConvDataGrad) and prod(weights[2:]) == 1 and max(op.strides) > 1:
         return STRIDED_TAP, IN_FLOAT32
     slow = engine == "eng28" or (engine == "eng1" and of_weights)
     return SLOW if slow else WITHOUT_TENSOR_CORES, IN_FLOAT32
