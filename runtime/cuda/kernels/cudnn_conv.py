@@ -37,8 +37,8 @@ WORD = 8  # bytes of a payload with its workspace's size; the plan follows
 # What follows was seen on an H100 (cuDNN 9.19): 3,400 plans for convolutions of ResNet-50 and a chain of nine in
 # bfloat16 and TensorFloat-32, and 230 in float32, U-Net's too. Predicted over measured time is 0.57 to 2.06 for eight
 # of ten; the chosen plans take 6 % longer than the best. Of a card's peak, or of reading and writing if that takes
-# longer: Hopper's engines, other engines on tensor cores, and those without; among these, slow ones, and engine 0: it is
-# there for every shape, and takes one element of the result at a time.
+# longer: Hopper's engines, other engines on tensor cores, and those without; among these, slow ones. Engine 0 is there
+# for every shape, and takes one element of the result at a time.
 HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
 HOPPERS_OF_WEIGHTS, REACHED_OF_WEIGHTS = 0.2, 0.25  # of TensorFloat-32's, for gradients of weights (H200 and H100)
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
