@@ -109,7 +109,7 @@ def test_every_plan_of_cudnn_runs(precision: str) -> None:
     """With the workspace that was planned, no more, and nothing written around it."""
     target, tolerance = PRECISIONS[precision]
     rng, calls = np.random.default_rng(0), convolutions(target, "bf16" if precision == "bf16" else "float32")
-    assert len(calls) > 60
+    assert len(calls) > 50
     for call in calls:
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, captured())
