@@ -46,14 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_querie
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
-            for (int j = 0; j < ACROSS; ++j) {
-                const float found = fast_exponential(scores[i][j] - log_sum[i]) * (slopes[i][j] - delta[i]);
-                weights.at(i, j) = found;
-                const i64 query = first + row_of(i), here = key + column_of(j);
-                if (SCORE_GRADIENTS && query < a.queries && here < a.keys)
-                    a.gradients[(before + query) * a.keys + here] = found;
-            }
+            for (int j = 0; j < ACROSS; ++j)
+                weights.at(i, j) = fast_exponential(scores[i][j] - log_sum[i]) * (slopes[i][j] - delta[i]);
         out.add(weights, k);
+        if (SCORE_GRADIENTS)
+            weights.write(a.gradients + (before + first) * a.keys + key, a.keys, a.queries - first, a.keys - key);
     }
 #pragma unroll
     for (int i = 0; i < DOWN; ++i) {

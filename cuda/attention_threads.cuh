@@ -9,6 +9,14 @@ constexpr int DOWN = ROWS / THREADS_DOWN, ACROSS = COLUMNS / THREADS_ACROSS;
 constexpr int OF_SCORES = COLUMNS + THREADS_ACROSS;  // rows of a warp's threads in other banks
 constexpr int WEIGHTS_FLOATS = ROWS * OF_SCORES;
 
+// Steps of a sum whose operands are read together: from compute capability 10 on, two of them take more registers than
+// there are.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int STEPS_AT_ONCE = 1;
+#else
+constexpr int STEPS_AT_ONCE = 2;
+#endif
+
 typedef float Scores[DOWN][ACROSS];
 
 __device__ inline int down() { return threadIdx.x % 2 + threadIdx.x / (2 * THREADS_ACROSS) * 2; }
@@ -38,7 +46,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = 0;
     a += down() * PITCH;
     b += across() * PITCH;
-#pragma unroll 2
+#pragma unroll STEPS_AT_ONCE
     for (int d = 0; d < WIDTH; d += 4) {
         Four x[DOWN];
 #pragma unroll
@@ -60,6 +68,15 @@ struct Weights {
 
     __device__ explicit Weights(float* start) : start(start) {}
     __device__ float& at(int i, int j) { return start[row_of(i) * OF_SCORES + column_of(j)]; }
+
+    // Writes the thread's own to rows `step` apart, of which `tall` are there, and `wide` numbers of each.
+    __device__ void write(float* rows, i64 step, i64 tall, i64 wide) {
+#pragma unroll 1
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll 1
+            for (int j = 0; j < ACROSS; ++j)
+                if (row_of(i) < tall && column_of(j) < wide) rows[row_of(i) * step + column_of(j)] = at(i, j);
+    }
 };
 
 // A thread's results that are WIDTH wide: VECTOR neighbouring columns, and those as many threads further.
@@ -74,7 +91,7 @@ template <int WIDTH> struct Sums {
     __device__ void add(const Weights& weights, const float* tile) {
         __syncwarp();
         const float* w = weights.start + down() * OF_SCORES;
-#pragma unroll 2
+#pragma unroll STEPS_AT_ONCE
         for (int j = 0; j < COLUMNS; j += 4) {
             Four x[DOWN];
 #pragma unroll

@@ -72,6 +72,15 @@ struct Weights {
 
     __device__ explicit Weights(float*) {}
     __device__ float& at(int i, int j) { return own[i][j]; }
+
+    // Writes the thread's own to rows `step` apart, of which `tall` are there, and `wide` numbers of each.
+    __device__ void write(float* rows, i64 step, i64 tall, i64 wide) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j)
+                if (row_of(i) < tall && column_of(j) < wide) rows[row_of(i) * step + column_of(j)] = at(i, j);
+    }
 };
 
 // A thread's results that are WIDTH wide.

@@ -78,8 +78,8 @@ def test_a_machine_that_does_not_say(tmp_path: Path) -> None:
 
 # What may be off, in bytes, where the machine was calibrated just before: no versions and no machine are in it.
 # OpenBLAS touches up to 13 MiB of its buffer where a product has tens of thousands of rows, and the code that oneDNN
-# makes takes a MiB or two for each kind of kernel. What the planner has left on the heap differs by some 12 MiB more.
-LOADED, COMPILED = 18 * MIB, 30 * MIB
+# makes takes a MiB or two for each kind of kernel.
+OFF = 18 * MIB
 MODELS = [
     "mlp:width=64,batch=16",
     "unet:batch=1,size=64,width=16",
@@ -118,14 +118,14 @@ def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path,
     loaded = module._child(model, target, plan, True)
     memory = fp.load_plan(plan).memory
     assert {part.basis for part in memory.outside} == {"exact", "calibrated"}
-    assert abs(memory.peak - memory.arena - loaded.beside) < LOADED, (memory.outside, loaded)
+    assert abs(memory.peak - memory.arena - loaded.beside) < OFF, (memory.outside, loaded)
     step = dataclasses.replace(fp.load_plan(plan), graph=fp.models.build(model))  # as a process that has compiled it
-    assert abs(step.memory.peak - step.memory.arena - made.beside) < COMPILED, (step.memory.outside, made)
+    assert abs(step.memory.peak - step.memory.arena - made.beside) < OFF, (step.memory.outside, made)
 
 
 @pytest.mark.thorough
 def test_a_figure_that_is_wrong_would_be_seen(calibrated: Path) -> None:
-    """Each part that every process holds is larger than what may be off: none can be missing."""
+    """What every process holds is more than what may be off: it cannot be missing."""
     text = (calibrated / "foreplan" / "processes.toml").read_text()
     figures = read_entries(text, "", PROCESSES)[-1].figures
-    assert figures["interpreter_bytes"] > LOADED and figures["llvm_bytes"] > COMPILED, figures
+    assert figures["interpreter_bytes"] > OFF, figures
