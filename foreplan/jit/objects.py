@@ -18,7 +18,7 @@ from foreplan.units import align_up
 
 # See elf(5). The header's fields that count: the machine, where section headers begin; their number, which holds names.
 _MAGIC, _X86_64 = b"\x7fELF\x02\x01\x01", 62
-_HEADER, _MACHINE, _AT, _COUNT = 64, 18, 40, 60
+_MACHINE, _AT, _COUNT = 18, 40, 60
 _SECTION, _SYMBOL, _RELOCATION = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ"), struct.Struct("<QQq")
 _PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8  # kinds of sections
 _WRITE, _ALLOC = 1, 2  # flags
