@@ -50,7 +50,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_querie
                 weights.at(i, j) = fast_exponential(scores[i][j] - log_sum[i]) * (slopes[i][j] - delta[i]);
         out.add(weights, k);
         if (SCORE_GRADIENTS)
-            weights.write(a.gradients + (before + first) * a.keys + key, a.keys, a.queries - first, a.keys - key);
+#pragma unroll WEIGHTS_AT_ONCE
+            for (int i = 0; i < DOWN; ++i)
+#pragma unroll WEIGHTS_AT_ONCE
+                for (int j = 0; j < ACROSS; ++j) {
+                    const i64 query = first + row_of(i), here = key + column_of(j);
+                    if (query < a.queries && here < a.keys)
+                        a.gradients[(before + query) * a.keys + here] = weights.at(i, j);
+                }
     }
 #pragma unroll
     for (int i = 0; i < DOWN; ++i) {

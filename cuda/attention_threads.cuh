@@ -62,21 +62,14 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
     }
 }
 
-// Numbers for a tile's pairs, which rows of the other side are multiplied with: in shared memory.
+// Numbers for a tile's pairs, which rows of the other side are multiplied with: in shared memory, where they can be taken
+// one after the other.
+constexpr int WEIGHTS_AT_ONCE = 1;
 struct Weights {
     float* start;
 
     __device__ explicit Weights(float* start) : start(start) {}
     __device__ float& at(int i, int j) { return start[row_of(i) * OF_SCORES + column_of(j)]; }
-
-    // Writes the thread's own to rows `step` apart, of which `tall` are there, and `wide` numbers of each.
-    __device__ void write(float* rows, i64 step, i64 tall, i64 wide) {
-#pragma unroll 1
-        for (int i = 0; i < DOWN; ++i)
-#pragma unroll 1
-            for (int j = 0; j < ACROSS; ++j)
-                if (row_of(i) < tall && column_of(j) < wide) rows[row_of(i) * step + column_of(j)] = at(i, j);
-    }
 };
 
 // A thread's results that are WIDTH wide: VECTOR neighbouring columns, and those as many threads further.

@@ -66,21 +66,13 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
 }
 
-// Numbers for a tile's pairs, which rows of the other side are multiplied with: each thread has its own.
+// Numbers for a tile's pairs, which rows of the other side are multiplied with: each thread has its own, in registers.
+constexpr int WEIGHTS_AT_ONCE = larger(DOWN, ACROSS);
 struct Weights {
     Scores own;
 
     __device__ explicit Weights(float*) {}
     __device__ float& at(int i, int j) { return own[i][j]; }
-
-    // Writes the thread's own to rows `step` apart, of which `tall` are there, and `wide` numbers of each.
-    __device__ void write(float* rows, i64 step, i64 tall, i64 wide) {
-#pragma unroll
-        for (int i = 0; i < DOWN; ++i)
-#pragma unroll
-            for (int j = 0; j < ACROSS; ++j)
-                if (row_of(i) < tall && column_of(j) < wide) rows[row_of(i) * step + column_of(j)] = at(i, j);
-    }
 };
 
 // A thread's results that are WIDTH wide.

@@ -20,9 +20,9 @@ from foreplan.units import align_up
 _MAGIC, _X86_64 = b"\x7fELF\x02\x01\x01", 62
 _MACHINE, _AT, _COUNT = 18, 40, 60
 _SECTION, _SYMBOL, _RELOCATION = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ"), struct.Struct("<QQq")
-_PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8  # kinds of sections
+_PROGBITS, _SYMTAB, _RELA = 1, 2, 4  # kinds of sections
 _WRITE, _ALLOC = 1, 2  # flags
-_UNDEFINED, _RESERVED = 0, 0xFF00  # sections of symbols
+_UNDEFINED = 0  # the section of symbols that are elsewhere
 _ABSOLUTE = 1  # R_X86_64_64: a symbol's address and a number
 _FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
 _NO_UNWINDING = ".eh_frame"  # tables for exceptions, which no code here throws
@@ -96,7 +96,7 @@ class _Object:
         """Where a symbol lies if the file's sections lie from `start` on."""
         if symbol.section == _UNDEFINED:
             return _known(symbol.name)
-        if symbol.section >= _RESERVED or symbol.section not in self.places:
+        if symbol.section not in self.places:
             raise _Foreign(f"a symbol in section {symbol.section}")
         return start + self.places[symbol.section] + symbol.value
 
@@ -121,7 +121,7 @@ class _Object:
 
     def _content(self, section: _Section) -> bytes:
         found = self.code[section.offset : section.offset + section.nbytes]
-        if section.kind == _NOBITS or len(found) != section.nbytes:
+        if len(found) != section.nbytes:
             raise _Foreign("a section that is not there")
         return found
 

@@ -115,11 +115,11 @@ def _tf32(make: Callable[..., LaunchKernel]) -> Library:
     """Foreplan's own launches, on tensor cores."""
 
     def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic) -> Kernels:
-        try:
-            found = attention.on_tensor_cores(make, op, inputs, outputs, device) if how.tf32 else None
-        except Refused:
+        if not how.tf32:
             return {}
-        if found is None:
+        try:
+            found = attention.on_tensor_cores(make, op, inputs, outputs, device)
+        except Refused:
             return {}
         price = prices.attention(op, inputs, outputs, device, tensor_cores=True)
         return {OWN_TF32: replace(found, nanoseconds=price)}

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import llvmlite.binding as binding
+import llvmlite.ir as ir
 import numpy as np
 import pytest
 
@@ -69,6 +71,13 @@ def test_code_cannot_be_written_once_it_runs(code: bytes) -> None:
         first, last = (int(end, 16) for end in ends.split("-"))
         if first <= address < last:
             assert kind == "r-xp"
+
+
+def test_modules_are_compiled_for_this_machine() -> None:
+    """Which `llvmlite.ir` does not write: sizes and alignments follow from it."""
+    module = llvm.optimized(str(ir.Module()), "none")
+    assert module.data_layout == str(llvm._machine().target_data) != ""
+    assert module.triple == binding.get_process_triple()
 
 
 def variables(code: bytes) -> bytes:

@@ -184,16 +184,17 @@ def test_with_recomputation_and_copies(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "float32", "bf16"), [("numpy", 33_746_688, 32_728_832), ("cuda:h100", 35_062_784, 33_272_832)]
+    ("target", "float32", "bf16", "less"),
+    [("numpy", 33_746_688, 32_728_832, 65_536), ("cuda:h100", 35_062_784, 33_272_832, 137_984)],
 )
-def test_narrow_copies_of_weights_do_not_wait_at_the_peak(target: str, float32: int, bf16: int) -> None:
+def test_narrow_copies_of_weights_do_not_wait_at_the_peak(target: str, float32: int, bf16: int, less: int) -> None:
     """A step that is mostly weights takes less in bfloat16, although narrow copies come on top of float32 weights."""
     model = fp.models.build("gpt2_small:layers=4,width=256,heads=4,vocabulary=1000,seq=64,batch=1")
     arguments = (model, fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
     wide = fp.compile(*arguments, target=target)
     narrow = fp.compile(*arguments, target=target, precision="bf16")
-    # On a card at most: which kernels there are for attention depends on NVIDIA's libraries.
-    assert wide.arena_bytes <= float32 and narrow.arena_bytes <= bf16 < float32
+    # On a card the kernels of attention depend on NVIDIA's libraries; without them, it takes so much less.
+    assert wide.arena_bytes <= float32 and bf16 - less <= narrow.arena_bytes <= bf16 < float32
     held = fp.compile(*arguments, target=target, precision="bf16", remat="off")
     copies = [value for value in held.program.values if value.name.endswith(".weight/bfloat16")]
     # Of four layers: queries, keys and values, what comes behind attention, and the two products of the MLP.

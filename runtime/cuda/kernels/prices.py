@@ -63,23 +63,20 @@ def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> in
         rows, columns, terms = positions, own, filters * taps
     else:
         rows, columns, terms = positions, filters, own * taps
-    share = _of_tiles(op, inputs, outputs, device, rows, columns, terms)
     tile = tile_of(rows, columns)
+    tiles = op.groups * max(1, ceil_div(rows, tile) * ceil_div(columns, tile))
+    share = op.flops([x.type for x in inputs], [y.type for y in outputs]) / _of_tiles(tile, tiles, terms, device)
     whole = GROUPED if op.groups > 1 else (WEIGHT_GRADIENT if of_weights else CONVOLUTION)[tile]
     return round(roofline(op, inputs, outputs, device, "float32", whole * share or whole))
 
 
-def _of_tiles(op: Op, inputs: Windows, outputs: Windows, device: Device, rows: int, columns: int, terms: int) -> float:
-    """The share that products in tiles, several in as many groups, reach of what whole tiles on the whole card would. A
-    data gradient goes over all taps, also those that meet no window.
+def _of_tiles(tile: int, tiles: int, terms: int, device: Device) -> float:
+    """Operations that the whole card would do in the time of so many tiles with sums of so many terms. A data gradient
+    goes over all taps, also those that meet no window.
     """
-    assert isinstance(op, ConvOp)
-    tile = tile_of(rows, columns)
-    tiles = op.groups * max(1, ceil_div(rows, tile) * ceil_div(columns, tile))
-    flops = op.flops([x.type for x in inputs], [y.type for y in outputs])
-    share = flops / (2 * tile**2 * tiles * max(DEPTH, align_up(terms, DEPTH)))
     blocks = tiles * parts_of(terms, tiles, device) * (tile // 32) ** 2
-    return min(1.0, blocks / (BLOCKS * device.multiprocessors)) * share
+    busy = min(1.0, blocks / (BLOCKS * device.multiprocessors))
+    return 2 * tile**2 * tiles * max(DEPTH, align_up(terms, DEPTH)) / busy
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device, tensor_cores: bool = False) -> int:
