@@ -63,8 +63,17 @@ def test_weights_that_nobody_changes_count_for_nobody(cpu: ModuleType) -> None:
 
 def test_the_best_peer_is_the_fastest_that_counts(cpu: ModuleType) -> None:
     found = figures()
+    row = {"instructions": "AVX-512", "contenders": found}
     found["pytorch compile"]["processor"] = 0.05
-    assert cpu.best({"contenders": found}) == "pytorch compile"
+    assert cpu.best(row) == "pytorch compile"
     found["pytorch compile"]["still"] = ["a"]
     cpu.judge(True, found)
-    assert cpu.best({"contenders": found}) == "pytorch eager"
+    assert cpu.best(row) == "pytorch eager"
+
+
+def test_onnx_runtime_is_no_peer_where_others_are_held_to_avx2(cpu: ModuleType) -> None:
+    """It takes AVX-512 whatever it is told."""
+    found = figures()
+    found["onnxruntime"] = {"processor": 0.01}
+    assert cpu.best({"instructions": "AVX-512", "contenders": found}) == "onnxruntime"
+    assert cpu.best({"instructions": "AVX2", "contenders": found}) != "onnxruntime"
