@@ -16,25 +16,32 @@ from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.kept_plans import kept_plan
-from foreplan.lower import Program, chosen_target, engine_info, lower
+from foreplan.lower import Program
 from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
-from foreplan.options import Options, taking_options
+from foreplan.option_arguments import taking_options
+from foreplan.options import Options
 from foreplan.passes import Fission
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
 from foreplan.planner import Beside, Plan, Problem
 from foreplan.planner import verify as verify
+from foreplan.step_graphs import (
+    A_MODEL,
+    forward_graph,
+    graphs_of_step,
+    halves,
+    lowered,
+    training_settings,
+    training_step,
+)
 from foreplan.units import parse_budget
 
 if TYPE_CHECKING:
     from foreplan.fission import InParts, Planned, Tools
     from foreplan.runtime.update import Update
 
-Watch = Callable[[passes.Ran], None]
-_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
-_BEFORE_TARGET = (passes.Stage.FORWARD, passes.Stage.MEMORY, passes.Stage.TRAINING)
 _CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: give one"
 _BESIDE = "checkpoint says all that is recomputed, and {} what is beside the planner's choice: give one"
 
@@ -60,7 +67,7 @@ def differentiate(
         ModelError: nothing can be differentiated; names the node.
         UsageError: an output or a precision that does not exist.
     """
-    return _training_step(graph, Options(loss, optimizer, outputs=outputs, precision=precision))
+    return training_step(graph, Options(loss, optimizer, outputs=outputs, precision=precision))
 
 
 def micro_batches(
@@ -81,7 +88,7 @@ def micro_batches(
     Raises:
         ModelError, UsageError: see `differentiate`.
     """
-    return _halves(graph, Options(loss, optimizer, outputs=outputs, precision=precision))
+    return halves(graph, Options(loss, optimizer, outputs=outputs, precision=precision))
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
@@ -93,7 +100,7 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
         outputs: names of what a step returns; all of the model's outputs by default.
         precision: see `compile`.
     """
-    return _forward(graph, Options(outputs=outputs, precision=precision))
+    return forward_graph(graph, Options(outputs=outputs, precision=precision))
 
 
 def evaluation(
@@ -123,116 +130,11 @@ def evaluation(
     """
     from foreplan.frontend.evaluation import with_metrics
 
-    instance("a model", graph, Graph, _MODEL)
+    instance("a model", graph, Graph, A_MODEL)
     chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     graph = passes.choose_trained(graph, selection)
     return with_metrics(graph if flag("narrow_weights", narrow_weights) else passes.master_weights(graph), loss, chosen)
-
-
-def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step in the form that is lowered for its target, and that of the update if the step has
-    micro-batches.
-
-    Args:
-        watch: sees every pass that runs.
-
-    Raises:
-        ForeplanError: it cannot be made; says what and where.
-    """
-    if options.accumulate == "auto":
-        raise UsageError("the number of micro-batches is found when a step is compiled: say one here (accumulate=2)")
-    machine = chosen_target(options.target, accuracy=options.accuracy)
-    with without_collection():
-        step, last = _step(graph, options, watch)
-        settings, stages = passes.Settings(machine=machine), (passes.Stage.TARGET,)
-        step = passes.run_passes(step, settings, stages, passes=options.passes, watch=watch)
-        last = last and passes.run_passes(last, settings, stages, passes=options.passes, watch=watch)
-        return step, last
-
-
-def _training_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
-    """The step, with as much of it in parts as costs next to nothing."""
-    settings = _training(graph, options)
-    with without_collection():
-        return _formed(graph, replace(settings, fission=_free_fission(graph, settings, options)), options, watch)
-
-
-def _free_fission(graph: Graph, settings: passes.Settings, options: Options) -> Fission:
-    """What runs in parts without a budget: dominant activations, where that adds next to no time on the target."""
-    from foreplan.fission import adds_little
-
-    if not options.splits:
-        return Fission.OFF
-    wide = replace(settings, dtype=passes.PRECISIONS["float32"])  # precision comes behind it
-    forward = passes.run_passes(graph, wide, (passes.Stage.FORWARD, passes.Stage.MEMORY), passes=options.passes)
-    if passes.split_channels(forward) is forward:
-        return Fission.OFF
-    forms = (_formed(graph, replace(settings, fission=form), options, None) for form in (Fission.OFF, Fission.CHANNELS))
-    whole, split = (_lowered(form, options.unnamed) for form in forms)
-    return Fission.CHANNELS if adds_little(whole, split) else Fission.OFF
-
-
-def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph]:
-    optimizer = options.optimizer
-    if optimizer is None or (options.loss is None and graph.loss is None):
-        raise UsageError(
-            "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
-        )
-    if options.gradients:
-        raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
-    settings, accumulation = _training(graph, options), passes.Accumulation()
-    settings = replace(settings, fission=_free_fission(graph, settings, options))
-    settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
-    body = _formed(graph, settings, options, watch)
-    return passes.with_same_stored(body, passes.simplified(accumulation.update(body, optimizer)))
-
-
-def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
-    instance("a model", graph, Graph, _MODEL)
-    names = None if options.outputs is None else tuple(options.outputs)
-    settings = passes.Settings(
-        names,
-        dtype=passes.PRECISIONS[options.precision],
-        selection=options.selection,
-        loops=_has_loops(options),
-        split=options.parts,
-    )
-    return _formed(graph, settings, options, watch)
-
-
-def _training(graph: Graph, options: Options) -> passes.Settings:
-    """The settings of the passes for a training step; checks the options before."""
-    from foreplan.frontend.losses import attach_loss
-
-    instance("a model", graph, Graph, _MODEL)
-    optimizer = options.optimizer
-    if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
-        raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
-    names = tuple(options.outputs or ())
-    passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
-    return passes.Settings(
-        outputs=names,
-        selection=options.selection,
-        gradients=tuple(options.gradients),
-        narrow_weights=options.narrow_weights,
-        frozen_statistics=options.batch_norm == "frozen",
-        attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
-        trains=True,
-        consume=None if optimizer is None else passes.updating(optimizer),
-        dtype=passes.PRECISIONS[options.precision],
-        loops=_has_loops(options),
-        split=options.parts,
-    )
-
-
-def _has_loops(options: Options) -> bool:
-    """Whether the engine runs loops; what is no target is told where it is lowered."""
-    return engine_info(str(getattr(options.target, "name", options.target))).loops
-
-
-def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:
-    return passes.run_passes(graph, settings, _BEFORE_TARGET, passes=options.passes, watch=watch)
 
 
 def plan(
@@ -305,9 +207,9 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
 
         return in_parts(graph, options, compile_with)
     started, before = time.perf_counter(), seconds_spent()
-    graph = instance("a model", graph, Graph, _MODEL)
+    graph = instance("a model", graph, Graph, A_MODEL)
     with without_collection():
-        step, last = _step(graph, options)
+        step, last = graphs_of_step(graph, options)
         if options.offload and step.loss is None:
             raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
         entries = tuple(options.checkpoint)
@@ -315,8 +217,8 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
             raise UsageError(_CHOOSES.format("offload"))
         if entries and options.named:
             raise UsageError(_BESIDE.format(next(options.named.entries())[0]))
-        program = _lowered(step, options)
-        after = None if last is None else _lowered(last, options.unnamed, False)
+        program = lowered(step, options)
+        after = None if last is None else lowered(last, options.unnamed, False)
         after = after and replace(after, regions=program.regions)
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
@@ -364,19 +266,19 @@ def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Gr
 def _tools(options: Options) -> Tools:
     from foreplan.fission import Tools
 
-    return Tools(partial(_lowered, options=options), partial(plan, remat=options.remat))
+    return Tools(partial(lowered, options=options), partial(plan, remat=options.remat))
 
 
 def _in_form(graph: Graph, options: Options) -> InParts:
     """What makes a training step with some of it in parts."""
-    make = passes.training_forms(graph, _training(graph, options), passes=options.passes)
+    make = passes.training_forms(graph, training_settings(graph, options), passes=options.passes)
 
     def form(fission: Fission, bands: int) -> Graph | None:
         with without_collection():
             found = make(fission, bands)
         if found is not None and options.named:
             try:
-                _lowered(found, options)
+                lowered(found, options)
             except UsageError:  # what is said of activations by name has no meaning there
                 return None
         return found
@@ -407,32 +309,6 @@ def _planned_halves(body: Program, update: Program, options: Options) -> tuple[P
         earlier = counted(update, body, planned)
     found = _within(update, planned.budget, "off" if planned.budget is None else "auto", earlier)
     return planned, Update(int(options.accumulate), update, found)
-
-
-def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step, and that of the update if the step has micro-batches."""
-    if options.accumulate != 1:
-        return _halves(graph, options, watch)
-    if options.loss is not None or graph.loss is not None:
-        return _training_step(graph, options, watch), None
-    if options.optimizer is not None:
-        raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
-    return _forward(graph, options, watch), None
-
-
-def _lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
-    return lower(
-        graph,
-        options.target,
-        named=options.named,
-        offload=options.offload,
-        prefetch=prefetch and options.prefetch,
-        prepack=options.prepack,
-        tune=options.tune,
-        accuracy=options.accuracy,
-        workspace=options.workspace,
-        passes=options.passes,
-    )
 
 
 def from_onnx(

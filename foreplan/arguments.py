@@ -14,6 +14,7 @@ from foreplan.errors import UsageError
 Kind = TypeVar("Kind")
 MOST_THREADS = 1024  # of one program; a system ends processes that have too many
 REMAT = ("off", "auto")  # whether the planner may recompute: see `foreplan.options`
+SHARDS = ("none", "state", "gradients", "parameters")
 
 
 def shown(value: object) -> str:

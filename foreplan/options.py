@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from foreplan import option_checks
-from foreplan.arguments import REMAT, choice, flag, parts_in, whole
+from foreplan.arguments import REMAT, SHARDS, choice, flag, parts_in, whole
 from foreplan.errors import UsageError
 from foreplan.patterns import Named, Selection
 
 if TYPE_CHECKING:
-    from foreplan.graph import Graph
     from foreplan.lower.target import Target
     from foreplan.passes.optimizer import Optimizer
     from foreplan.passes.pipeline import Pass
+    from foreplan.passes.ranks.setting import Ranks
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -339,6 +336,28 @@ class Options:
             value="SIZE",
         ),
     )
+    ranks: int = field(
+        default=1,
+        metadata=_says(
+            "Plan a step of so many ranks: processes that each train on samples of their own, and all come to the same "
+            "weights.",
+            more="The batch of the model is that of one rank. A launcher such as `mpirun -n 4` starts them; all run "
+            "the same plan. The loss that a step returns is the mean of theirs, and so are gradients.",
+            flag="--ranks",
+            value="N",
+            least=1,
+        ),
+    )
+    shard: str = field(
+        default="none",
+        metadata=_says(
+            "What each rank holds a part of, instead of all: the optimizer's state, its gradients too, or parameters "
+            "too.",
+            more="As ZeRO's stages 1, 2 and 3 (Rajbhandari et al. 2020).",
+            flag="--shard",
+            choices=SHARDS,
+        ),
+    )
     passes: Sequence[Pass] | None = field(
         default=None,
         metadata=_says(
@@ -372,6 +391,13 @@ class Options:
     def unnamed(self) -> Options:
         """The same, with nothing said of activations by name."""
         return replace(self, keep=(), recompute=(), to_host=())
+
+    @property
+    def of_ranks(self) -> Ranks:
+        """The ranks that train together."""
+        from foreplan.passes.ranks.setting import Ranks
+
+        return Ranks(self.ranks, self.shard)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -412,38 +438,3 @@ class Options:
 
 _WITH_FLAG = tuple(each for each in fields(Options) if said_of(each).flag)
 USUAL = Options()
-
-
-def describe() -> str:
-    """The arguments section of a docstring: each option with its meaning."""
-    lines = []
-    for each in fields(Options):
-        said = said_of(each)
-        text = f"{each.name}: {said.help}{' ' * bool(said.more)}{said.more}"
-        lines += textwrap.wrap(text, _WIDTH - 4, subsequent_indent="    ")
-    return "\n".join(lines)
-
-
-def taking_options(
-    options: Callable[P, Options],
-) -> Callable[[Callable[[Graph, Options], Result]], Callable[Concatenate[Graph, P], Result]]:
-    """Let a function of a graph and options take the options as arguments; its docstring describes them.
-
-    Args:
-        options: `Options`, whose arguments the function gets.
-    """
-
-    def decorate(function: Callable[[Graph, Options], Result]) -> Callable[Concatenate[Graph, P], Result]:
-        @wraps(function)
-        def taking(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Result:
-            return function(graph, options(*args, **kwargs))
-
-        first, *_ = inspect.signature(function).parameters.values()
-        rest = inspect.signature(options).parameters.values()
-        taking.__signature__ = inspect.signature(function).replace(parameters=[first, *rest])  # type: ignore[attr-defined]
-        taking.__doc__ = inspect.cleandoc(function.__doc__ or "").replace(
-            "{options}", textwrap.indent(describe(), "    ").lstrip()
-        )
-        return taking
-
-    return decorate

@@ -303,7 +303,7 @@ def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> A
         name=call.node,
         reads=reads,
         writes=writes,
-        overwrites=tuple(Overwrite(write, read, homes[write] == reads[read]) for write, read in pairs),
+        overwrites=tuple(Overwrite(w, r, call.op.completes or homes[w] == reads[r]) for w, r in pairs),
         workspace=_int(record["workspace"]),
         workspace_region=ARENA,
         flops=cost.flops,

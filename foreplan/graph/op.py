@@ -74,6 +74,11 @@ class Op:
         """Not 0: a further input of this index, the last one and as output 0, is added to, in place if it is dead."""
         return 0
 
+    @property
+    def completes(self) -> bool:
+        """Whether output 0 always has the bytes of input 0, where content arrives meanwhile: what waits for a copy."""
+        return False
+
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Output types from input types.
 

@@ -230,7 +230,7 @@ class _Lowering:
         """Whether the node's kernels may write the new content over the old: nobody reads the old content later, and
         the kernels do not read it, or may overwrite it (and see it only once, and whole).
         """
-        if self.last_read.get(old, -1) > self.position[node]:
+        if self.last_read.get(old, -1) > self.position[node] or node.op.completes:
             return False
         windows = [self.where[value].window for value in node.inputs]
         outputs = self.target.layouts(node.op, windows, [value.type for value in node.outputs])
@@ -277,7 +277,7 @@ class _Lowering:
         reads = tuple(dict.fromkeys(operand.value for operand in inputs))
         writes = tuple(operand.value for operand in outputs)
         pairs = [
-            p.Overwrite(o, reads.index(inputs[i].value), self.values[writes[o]].home == inputs[i].value)
+            p.Overwrite(o, reads.index(inputs[i].value), op.completes or self.values[writes[o]].home == inputs[i].value)
             for o, i in kernel.overwrites
             if self.may_overwrite(inputs, i, outputs[o])
             and all((o, j) in kernel.overwrites for j, x in enumerate(inputs) if x.value == inputs[i].value)

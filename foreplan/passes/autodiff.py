@@ -30,7 +30,9 @@ class Consumer(Protocol):
         gradients."""
 
 
-Consume = Callable[[Builder, LossScale | None], Consumer]
+# From the builder, the scale of gradients if there is one, and the number of micro-batches that they are sums of if
+# there are several, to what uses them.
+Consume = Callable[[Builder, LossScale | None, Value | None], Consumer]
 
 
 def differentiate(
@@ -63,7 +65,7 @@ def differentiate(
     b = Builder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
     scale = LossScale.stored(b) if scaled and consume is not None else None
-    consumer = None if consume is None else consume(b, scale)
+    consumer = None if consume is None else consume(b, scale, None)
     walk = _Backward(b, graph, consumer, scale)
     walk.run()
     idle = [value.name for value in graph.parameters if value not in walk.gradients]
@@ -80,7 +82,7 @@ def differentiate(
 
 def updating(optimizer: Optimizer) -> Consume:
     """What updates every parameter. The learning rate is an input with a default."""
-    return lambda b, scale: Updater(b, optimizer, scale=scale)
+    return lambda b, scale, micro_batches: Updater(b, optimizer, micro_batches, scale)
 
 
 def _asked(graph: Graph, names: Iterable[str]) -> list[Value]:

@@ -8,10 +8,9 @@ from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Arg, cast
 from foreplan.ops.map import elementwise, elementwise_many
+from foreplan.passes.autodiff import Consume
 from foreplan.passes.loss_scale import LossScale
-from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.site import zero
-from foreplan.passes.optimizer.updater import Updater
 
 
 class Accumulation:
@@ -28,7 +27,7 @@ class Accumulation:
         self._scale: LossScale | None = None
         self._losses: tuple[Value, Value] | None = None  # their sum, and how many there are
 
-    def consume(self, b: Builder, scale: LossScale | None) -> _Accumulators:
+    def consume(self, b: Builder, scale: LossScale | None, micro_batches: Value | None) -> _Accumulators:
         """The consumer that adds gradients up."""
         self._scale = scale
         return _Accumulators(b, self._sums)
@@ -47,19 +46,23 @@ class Accumulation:
         self._losses = total, count
         return b.finish(body.outputs, {**body.updates, total: new[0], count: new[1]}, new[2])
 
-    def update(self, body: Graph, optimizer: Optimizer) -> Graph:
-        """The graph that runs after the micro-batches, for a body that has been made."""
+    def update(self, body: Graph, consume: Consume) -> Graph:
+        """The graph that runs after the micro-batches, for a body that has been made.
+
+        Args:
+            consume: makes what uses the sums of gradients.
+        """
         assert self._losses is not None
         total, count = self._losses
         b = Builder(body.name)
         b.kind, b.stored = Kind.GRADIENT, list(body.stored)
         b.reserve((*body.inputs, *body.stored), body.nodes)
-        updater = Updater(b, optimizer, count, self._scale)
+        consumer = consume(b, self._scale, count)
         for parameter, accumulator in self._sums.items():
             b.scope = f"{parameter.name}/"
-            updater.update(parameter, accumulator)
+            consumer.update(parameter, accumulator)
         b.scope = ""
-        updates = updater.finish()
+        updates = consumer.finish()
         cleared = elementwise_many(b, [zero(total), zero(count)], total, count, name="clear")
         updates |= dict(zip((total, count), cleared))
         return b.finish({}, updates)

@@ -42,6 +42,7 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import with_precision
 from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
+from foreplan.passes.ranks import ALONE, Ranks, mean_of_all, overlap_exchanges, share_of_mean
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
@@ -105,6 +106,7 @@ class Settings:
         split: segments that run in parts: scopes, and the number of parts of each.
         fission: what else of a training step runs in parts.
         bands: in how many, if it is bands of images.
+        ranks: that train together.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -122,6 +124,7 @@ class Settings:
     split: tuple[tuple[str, int], ...] = ()
     fission: Fission = Fission.OFF
     bands: int = 0
+    ranks: Ranks = ALONE
 
     @property
     def to_loss(self) -> dict[str, int]:
@@ -167,6 +170,10 @@ def _plain(function: Callable[[Graph], Graph], stage: Stage, applies: Callable[[
 
 def _trains(settings: Settings) -> bool:
     return settings.trains
+
+
+def _trains_with_others(settings: Settings) -> bool:
+    return settings.trains and settings.ranks.count > 1
 
 
 def _infers(settings: Settings) -> bool:
@@ -258,6 +265,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
+    Pass("share_of_mean", Stage.MEMORY, lambda g, s: share_of_mean(g, s.ranks.count), _trains_with_others),
     Pass(
         "differentiate",
         Stage.TRAINING,
@@ -270,8 +278,10 @@ PASSES: tuple[Pass, ...] = (
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),
     Pass("mean_loss", Stage.TRAINING, _mean_loss, lambda s: s.accumulation is not None),
+    Pass("mean_of_all", Stage.TRAINING, lambda g, s: mean_of_all(g, s.ranks.count), _trains_with_others),
     *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),
     Pass("decompose", Stage.TARGET, _decompose, ensures=("kernels",)),
+    _plain(overlap_exchanges, Stage.TARGET),
     *(_fusing(fuse) for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates)),
 )
 NAMES = tuple(dict.fromkeys(each.name for each in PASSES))

@@ -13,6 +13,7 @@ from foreplan.graph import Window
 from foreplan.graph.types import types_of
 from foreplan.lower.program import Call, Program
 from foreplan.lower.targets import options_of
+from foreplan.ops.collective import Collective
 from foreplan.ops.loop import Loop
 from foreplan.ops.map import COPY
 from foreplan.planner.plan import Plan
@@ -62,7 +63,7 @@ class CpuBound(NumpyBound):
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
-        if call.kernel == "reference" or isinstance(call.op, Loop):
+        if call.kernel == "reference" or isinstance(call.op, Loop | Collective):
             return super().bind(call, inputs, outputs, scratch)
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernels_for(call.op, reads, writes, self.threads).get(call.kernel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -13,11 +13,13 @@ from foreplan.errors import TargetError
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import Shape
 from foreplan.lower.program import Call, Operand, Program
+from foreplan.ops.collective import Collective
 from foreplan.ops.loop import Loop
 from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
+from foreplan.runtime.ranks.bind import Exchanges
 from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
 from foreplan.units import align_up
 
@@ -144,7 +146,14 @@ class NumpyBound:
         if isinstance(call.op, Loop):
             loop = loop_of(call.op, self.program.target, call.payload)
             return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, self.copy))
+        if isinstance(call.op, Collective):
+            return self.exchanges.bind(call.op, inputs, outputs)
         return partial(call.op.compute, inputs, outputs, scratch)
+
+    @cached_property
+    def exchanges(self) -> Exchanges:
+        """What goes between ranks."""
+        return Exchanges()
 
     def copy(self, source: np.ndarray, result: np.ndarray) -> Run:
         """A call that copies an array into another one of its type and shape."""

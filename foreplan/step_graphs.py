@@ -1,0 +1,165 @@
+"""From a model and options to the graphs of a step, and to its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from foreplan import passes
+from foreplan.arguments import instance
+from foreplan.collection import without_collection
+from foreplan.errors import UsageError
+from foreplan.graph import Graph
+from foreplan.lower import Program, chosen_target, engine_info, lower
+from foreplan.options import Options
+from foreplan.passes import Fission
+from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.ranks import Ranks, reducing
+
+Watch = Callable[[passes.Ran], None]
+A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
+_BEFORE_TARGET = (passes.Stage.FORWARD, passes.Stage.MEMORY, passes.Stage.TRAINING)
+
+
+def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
+    """The graph of a step in the form that is lowered for its target, and that of the update if the step has
+    micro-batches.
+
+    Args:
+        watch: sees every pass that runs.
+
+    Raises:
+        ForeplanError: it cannot be made; says what and where.
+    """
+    if options.accumulate == "auto":
+        raise UsageError("the number of micro-batches is found when a step is compiled: say one here (accumulate=2)")
+    machine = chosen_target(options.target, accuracy=options.accuracy)
+    with without_collection():
+        step, last = graphs_of_step(graph, options, watch)
+        settings, stages = passes.Settings(machine=machine), (passes.Stage.TARGET,)
+        step = passes.run_passes(step, settings, stages, passes=options.passes, watch=watch)
+        last = last and passes.run_passes(last, settings, stages, passes=options.passes, watch=watch)
+        return step, last
+
+
+def graphs_of_step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
+    """The graph of a step, and that of the update if the step has micro-batches."""
+    if options.accumulate != 1:
+        return halves(graph, options, watch)
+    if options.loss is not None or graph.loss is not None:
+        return training_step(graph, options, watch), None
+    if options.optimizer is not None:
+        raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
+    return forward_graph(graph, options, watch), None
+
+
+def training_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
+    """The step, with as much of it in parts as costs next to nothing."""
+    settings = training_settings(graph, options)
+    with without_collection():
+        return _formed(graph, replace(settings, fission=_free_fission(graph, settings, options)), options, watch)
+
+
+def _free_fission(graph: Graph, settings: passes.Settings, options: Options) -> Fission:
+    """What runs in parts without a budget: dominant activations, where that adds next to no time on the target."""
+    from foreplan.fission import adds_little
+
+    if not options.splits:
+        return Fission.OFF
+    wide = replace(settings, dtype=passes.PRECISIONS["float32"])  # precision comes behind it
+    forward = passes.run_passes(graph, wide, (passes.Stage.FORWARD, passes.Stage.MEMORY), passes=options.passes)
+    if passes.split_channels(forward) is forward:
+        return Fission.OFF
+    forms = (_formed(graph, replace(settings, fission=form), options, None) for form in (Fission.OFF, Fission.CHANNELS))
+    whole, split = (lowered(form, options.unnamed) for form in forms)
+    return Fission.CHANNELS if adds_little(whole, split) else Fission.OFF
+
+
+def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph]:
+    """What runs for each micro-batch of a step, and the update after them."""
+    optimizer = options.optimizer
+    if optimizer is None or (options.loss is None and graph.loss is None):
+        raise UsageError(
+            "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
+        )
+    if options.gradients:
+        raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
+    settings, accumulation = training_settings(graph, options), passes.Accumulation()
+    consume = settings.consume
+    assert consume is not None
+    settings = replace(settings, fission=_free_fission(graph, settings, options))
+    settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
+    body = _formed(graph, settings, options, watch)
+    return passes.with_same_stored(body, passes.simplified(accumulation.update(body, consume)))
+
+
+def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
+    """The forward pass alone."""
+    instance("a model", graph, Graph, A_MODEL)
+    names = None if options.outputs is None else tuple(options.outputs)
+    settings = passes.Settings(
+        names,
+        dtype=passes.PRECISIONS[options.precision],
+        selection=options.selection,
+        loops=_has_loops(options),
+        split=options.parts,
+    )
+    return _formed(graph, settings, options, watch)
+
+
+def training_settings(graph: Graph, options: Options) -> passes.Settings:
+    """The settings of the passes for a training step; checks the options before."""
+    from foreplan.frontend.losses import attach_loss
+
+    instance("a model", graph, Graph, A_MODEL)
+    optimizer = options.optimizer
+    if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
+        raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
+    names = tuple(options.outputs or ())
+    passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
+    return passes.Settings(
+        outputs=names,
+        selection=options.selection,
+        gradients=tuple(options.gradients),
+        narrow_weights=options.narrow_weights,
+        frozen_statistics=options.batch_norm == "frozen",
+        attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
+        trains=True,
+        consume=None if optimizer is None else _consume(optimizer, options.of_ranks),
+        ranks=options.of_ranks,
+        dtype=passes.PRECISIONS[options.precision],
+        loops=_has_loops(options),
+        split=options.parts,
+    )
+
+
+def _consume(optimizer: Optimizer, ranks: Ranks) -> passes.Consume:
+    """What becomes of gradients."""
+    updating = passes.updating(optimizer)
+    return reducing(updating, ranks) if ranks.count > 1 else updating
+
+
+def _has_loops(options: Options) -> bool:
+    """Whether the engine runs loops; what is no target is told where it is lowered."""
+    return engine_info(str(getattr(options.target, "name", options.target))).loops
+
+
+def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:
+    return passes.run_passes(graph, settings, _BEFORE_TARGET, passes=options.passes, watch=watch)
+
+
+def lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
+    """The program of a step's graph."""
+    return lower(
+        graph,
+        options.target,
+        named=options.named,
+        offload=options.offload,
+        prefetch=prefetch and options.prefetch,
+        prepack=options.prepack,
+        tune=options.tune,
+        accuracy=options.accuracy,
+        workspace=options.workspace,
+        passes=options.passes,
+    )

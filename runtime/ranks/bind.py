@@ -1,0 +1,61 @@
+"""Collectives of a plan as calls: each exchange that begins is kept until the plan waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from foreplan.errors import SessionError
+from foreplan.ops.collective import Begin, Collective, Finish, OfRank
+from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks.world import World, current
+
+Arrays = Sequence[np.ndarray]
+
+
+class Exchanges:
+    """What a bound plan exchanges with other ranks, on the host.
+
+    Attributes:
+        world: the ranks; those of the thread that binds.
+    """
+
+    def __init__(self) -> None:
+        self.world: World = current()
+        self._waits: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
+
+    def bind(self, op: Collective, inputs: Arrays, outputs: Arrays) -> Run:
+        """A call of one collective on these arrays.
+
+        Raises:
+            SessionError: it is for another number of ranks.
+        """
+        if op.ranks != self.world.size:
+            raise SessionError(
+                f"the step was planned for {op.ranks} ranks, and this job has {self.world.size}: start as many "
+                f"processes (mpirun -n {op.ranks} …), or compile it with ranks={self.world.size}"
+            )
+        if isinstance(op, OfRank):
+            return partial(op.on_rank, self.world.rank, inputs, outputs)
+        if isinstance(op, Finish):
+            return partial(self._finish, _address(inputs[0]))
+        assert isinstance(op, Begin), op
+        return partial(self._begin, op, _bytes(inputs[0]), _bytes(outputs[0]), _address(outputs[0]))
+
+    def _begin(self, op: Begin, source: np.ndarray, into: np.ndarray, key: int) -> None:
+        self._waits[key] = self.world.begin(op.kind, op.peer, source, into)
+
+    def _finish(self, key: int) -> None:
+        self._waits.pop(key)()
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """A dense array as bytes: no library knows all types."""
+    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

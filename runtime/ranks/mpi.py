@@ -1,0 +1,60 @@
+"""Ranks that are processes of one MPI job, by mpi4py. Imported where a launcher has started several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from foreplan.runtime.kernel import Run
+
+
+class Mpi:
+    """The world of an MPI library.
+
+    What it moves are bytes, and it computes nothing: the order of sums is foreplan's own. Calls do not block. What has
+    begun goes on in `poll` and in waits: few libraries have threads for it.
+    """
+
+    def __init__(self) -> None:
+        self._comm = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.name = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
+        self._open: list[MPI.Request] = []
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+        """One call that does not block; a shift is two."""
+        comm = self._comm
+        if kind == "all_gather":
+            requests = [comm.Iallgather(source, into)]
+        elif kind == "all_to_all":
+            requests = [comm.Ialltoall(source, into)]
+        elif kind == "broadcast":
+            if self.rank == peer:
+                np.copyto(into, source)
+            requests = [comm.Ibcast(into, peer)]
+        else:
+            before, behind = (self.rank - peer) % self.size, (self.rank + peer) % self.size
+            requests = [comm.Irecv(into, before), comm.Isend(source, behind)]
+        self._open += requests
+
+        def wait() -> None:
+            MPI.Request.Waitall(requests)
+            self._open = [each for each in self._open if each not in requests]
+
+        return wait
+
+    def poll(self) -> None:
+        """Ask for all that has begun."""
+        if self._open:
+            MPI.Request.Testsome(self._open)
+
+    def gather(self, content: Any) -> list[Any]:
+        """By pickling."""
+        found: list[Any] = self._comm.allgather(content)
+        return found
+
+    def abort(self, code: int) -> None:
+        """MPI_Abort."""
+        self._comm.Abort(code)

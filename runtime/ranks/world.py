@@ -1,0 +1,90 @@
+"""What a session needs of the ranks of its job, and the world that this thread is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy as np
+
+from foreplan.runtime.kernel import Run
+
+
+class World(Protocol):
+    """All ranks of a job. Every rank makes the same calls in the same order.
+
+    Attributes:
+        rank: this one, from 0 on.
+        size: how many there are.
+        name: of the library that moves bytes, for people.
+    """
+
+    rank: int
+    size: int
+    name: str
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+        """Begin an exchange; the returned call waits until it is done.
+
+        Args:
+            kind: all_gather, all_to_all, broadcast or shift, as ops of these names say.
+            peer: see `foreplan.ops.collective.Begin`.
+            source: bytes that this rank sends; they stay as they are until the end.
+            into: bytes that arrive.
+        """
+
+    def poll(self) -> None:
+        """Let what has begun go on."""
+
+    def gather(self, content: Any) -> list[Any]:
+        """What each rank gives here, in the order of ranks, on every rank; small, and pickled."""
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once: this one cannot go on, and the others would wait for it for ever."""
+
+
+class Alone:
+    """One rank."""
+
+    rank, size, name = 0, 1, "one process"
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+        """A copy."""
+        np.copyto(into, source)
+        return self.poll
+
+    def poll(self) -> None:
+        """Nothing goes on."""
+
+    def gather(self, content: Any) -> list[Any]:
+        """What this one gives."""
+        return [content]
+
+    def abort(self, code: int) -> None:
+        """The caller ends as always."""
+
+
+_in_use: ContextVar[World | None] = ContextVar("world", default=None)
+
+
+def current() -> World:
+    """The world of this thread: that of `using`, or else of the launcher that started this process.
+
+    Raises:
+        TargetError: a launcher started several processes, and what moves bytes between them is missing or does not fit.
+    """
+    from foreplan.runtime.ranks.launch import launched
+
+    return _in_use.get() or launched()
+
+
+@contextmanager
+def using(world: World) -> Iterator[None]:
+    """Let this thread be a rank of a world until the block ends."""
+    token = _in_use.set(world)
+    try:
+        yield
+    finally:
+        _in_use.reset(token)

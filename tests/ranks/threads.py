@@ -1,0 +1,108 @@
+"""A world whose ranks are threads of this process: what a job does, without a launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks import using
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """Where ranks meet: the n-th call of each meets the n-th of all others."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.given: dict[int, dict[int, Any]] = {}
+        self.lock = threading.Condition()
+
+    def give(self, call: int, rank: int, content: Any) -> None:
+        """Give something for the call of that number."""
+        with self.lock:
+            self.given.setdefault(call, {})[rank] = content
+            self.lock.notify_all()
+
+    def take(self, call: int) -> list[Any]:
+        """What all have given for it, when they have."""
+        with self.lock:
+            done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=60)
+            assert done, f"call {call}: only ranks {sorted(self.given.get(call, {}))} have come"
+            return [self.given[call][rank] for rank in range(self.size)]
+
+
+class Thread:
+    """One rank. Arrays are read when an exchange is waited for, as late as any library may."""
+
+    name = "threads"
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.calls = 0
+        self.log: list[tuple[str, int, int, int]] = []  # of exchanges: kind, peer, bytes sent and received
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+        """Nothing moves before the wait, but in the middle of it garbage lies there."""
+        call, self.calls = self.calls, self.calls + 1
+        self.log.append((kind, peer, source.size, into.size))
+        into.fill(0xA5)
+        self.meeting.give(call, self.rank, (kind, peer, source))
+        return lambda: self._finish(call, kind, peer, into)
+
+    def _finish(self, call: int, kind: str, peer: int, into: np.ndarray) -> None:
+        given = self.meeting.take(call)
+        assert {(k, p) for k, p, _ in given} == {(kind, peer)}, given
+        sources = [source for _, _, source in given]
+        if kind == "all_gather":
+            into[...] = np.concatenate(sources)
+        elif kind == "all_to_all":
+            into[...] = np.concatenate([np.split(source, self.size)[self.rank] for source in sources])
+        elif kind == "broadcast":
+            into[...] = sources[peer]
+        else:
+            into[...] = sources[(self.rank - peer) % self.size]
+        self.meeting.barrier.wait()  # nobody changes what it sends before all have it
+
+    def poll(self) -> None:
+        """Nothing."""
+
+    def gather(self, content: Any) -> list[Any]:
+        """All of it."""
+        call, self.calls = self.calls, self.calls + 1
+        self.meeting.give(call, self.rank, content)
+        return self.meeting.take(call)
+
+    def abort(self, code: int) -> None:
+        """The test fails."""
+        raise AssertionError(f"rank {self.rank} ends the job with {code}")
+
+
+def run(size: int, job: Callable[[Thread], Result]) -> list[Result]:
+    """What a function gives on each rank of a new world, in the order of ranks; the first error of any is raised."""
+    meeting = Meeting(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        world = Thread(meeting, rank)
+        try:
+            with using(world):
+                results[rank] = job(world)
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results
