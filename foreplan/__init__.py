@@ -34,13 +34,14 @@ from foreplan.version import VERSION
 
 if TYPE_CHECKING:
     from foreplan import models, planner
-    from foreplan.api import compile, differentiate, evaluation, inference, lower, micro_batches, plan, verify
+    from foreplan.api import compile, differentiate, evaluation, inference, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
     from foreplan.frontend import from_onnx, from_torch, losses, metrics, nn, scan, spec, trace
     from foreplan.frontend.nn import gradient, stop_gradient, straight_through
     from foreplan.passes import optimizer as optim
     from foreplan.passes.choose_trained import frozen
     from foreplan.passes.lora import lora
+    from foreplan.step_graphs import lower
 
 __version__ = VERSION
 

@@ -99,7 +99,7 @@ class Compiled:
         """The model's tensors: what the step trains, what it leaves as it is, and why."""
         from foreplan.views.weights import Weights
 
-        return Weights.of(self.program.stored if self.graph is None else self.graph.stored)
+        return Weights.of(self.program.tensors if self.graph is None else self.graph.stored)
 
     @property
     def _use(self) -> Use:

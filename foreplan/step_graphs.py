@@ -14,8 +14,7 @@ from foreplan.graph import Graph
 from foreplan.lower import Program, chosen_target, engine_info, lower
 from foreplan.options import Options
 from foreplan.passes import Fission
-from foreplan.passes.optimizer import Optimizer
-from foreplan.passes.ranks import Ranks, reducing
+from foreplan.passes.ranks import uses_of_gradients
 
 Watch = Callable[[passes.Ran], None]
 A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -86,12 +85,14 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
     if options.gradients:
         raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
     settings, accumulation = training_settings(graph, options), passes.Accumulation()
-    consume = settings.consume
-    assert consume is not None
     settings = replace(settings, fission=_free_fission(graph, settings, options))
-    settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
+    uses = uses_of_gradients(optimizer, options.of_ranks, accumulation)
+    settings = replace(settings, consume=uses.of_micro_batch, sharding=uses.sharding, accumulation=accumulation)
     body = _formed(graph, settings, options, watch)
-    return passes.with_same_stored(body, passes.simplified(accumulation.update(body, consume)))
+    update = accumulation.update(body, uses.of_sums)
+    if uses.sharding is not None:
+        update = uses.sharding.with_homes(update, ())
+    return passes.with_same_stored(body, passes.simplified(update))
 
 
 def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
@@ -118,6 +119,7 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
         raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
     names = tuple(options.outputs or ())
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
+    uses = None if optimizer is None else uses_of_gradients(optimizer, options.of_ranks, passes.Accumulation())
     return passes.Settings(
         outputs=names,
         selection=options.selection,
@@ -126,18 +128,13 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
         frozen_statistics=options.batch_norm == "frozen",
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
         trains=True,
-        consume=None if optimizer is None else _consume(optimizer, options.of_ranks),
+        consume=None if uses is None else uses.of_step,
         ranks=options.of_ranks,
+        sharding=None if uses is None else uses.sharding,
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),
         split=options.parts,
     )
-
-
-def _consume(optimizer: Optimizer, ranks: Ranks) -> passes.Consume:
-    """What becomes of gradients."""
-    updating = passes.updating(optimizer)
-    return reducing(updating, ranks) if ranks.count > 1 else updating
 
 
 def _has_loops(options: Options) -> bool:

@@ -35,7 +35,7 @@ def adapters_of(program: Program) -> tuple[Adapter, ...]:
     Raises:
         SessionError: there are none.
     """
-    stored = [(slot.name, slot.init) for slot in program.stored]
+    stored = [(slot.name, slot.init) for slot in program.tensors]
     found = adapters_in(stored, {name for name, _ in stored})
     if not found:
         raise SessionError(f"{program.model!r} has no adapters: foreplan.lora(graph, …), or --lora, gives a model some")
@@ -70,7 +70,7 @@ def save_adapters(folder: str, program: Program, places: Mapping[str, Place]) ->
     adapters = prepare(folder, program)
     modules, others = _also_trained(program)
     factors = {name for each in adapters for name in each.stored}
-    slots = [slot for slot in program.stored if slot.name in factors or slot.name in others]
+    slots = [slot for slot in program.tensors if slot.name in factors or slot.name in others]
     write_tensors(
         os.path.join(folder, TENSORS), {PREFIX + s.name: (s, places[s.name]) for s in slots}, {"format": "pt"}
     )
@@ -106,7 +106,7 @@ def load_adapters(
             )
     factors = {PREFIX + name for each in adapters for name in each.stored}
     own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
-    path, slots = os.path.join(folder, TENSORS), {PREFIX + s.name: s for s in program.stored if s.kind in own}
+    path, slots = os.path.join(folder, TENSORS), {PREFIX + s.name: s for s in program.tensors if s.kind in own}
     with open_tensors(path) as file:
         _check_tensors(file, program.model, slots, factors)
         begun()
@@ -134,7 +134,7 @@ def _check_tensors(file: TensorFile, model: str, slots: Mapping[str, Slot], need
 
 def merged(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The state of the model without adapters: each weight is what its adapter makes of it."""
-    stored = [(slot.name, slot.init) for slot in program.stored]
+    stored = [(slot.name, slot.init) for slot in program.tensors]
     found = dict(state)
     for each in adapters_in(stored, found):
         weight = found[each.weight]
@@ -195,13 +195,13 @@ def _patterned(patterns: Any, module: str, default: Any) -> Any:
 
 
 def _rank(program: Program, adapter: Adapter) -> int:
-    (slot,) = [slot for slot in program.stored if slot.name == adapter.a]
+    (slot,) = [slot for slot in program.tensors if slot.name == adapter.a]
     return slot.operand.type.shape[0]
 
 
 def _also_trained(program: Program) -> tuple[list[str], set[str]]:
     """The modules with other weights that are trained, and the names of all that these modules store."""
-    own = [slot for slot in program.stored if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
+    own = [slot for slot in program.tensors if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
     own = [slot for slot in own if not is_of_adapter(slot.name)]
     modules = sorted({slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""})
     names = {slot.name for slot in own if slot.kind is Kind.PARAMETER or slot.name.rpartition(".")[0] in modules}

@@ -32,8 +32,8 @@ def averages_of(program: Program, places: Mapping[str, Place]) -> dict[str, Plac
 
 def names_of_averages(program: Program) -> dict[str, str]:
     """What the averages that a program keeps are called, by the weight's name; empty: it keeps none."""
-    weights = {slot.name for slot in program.stored if slot.kind is Kind.PARAMETER}
-    states = [slot.name for slot in program.stored if slot.kind is Kind.STATE]
+    weights = {slot.name for slot in program.tensors if slot.kind is Kind.PARAMETER}
+    states = [slot.name for slot in program.tensors if slot.kind is Kind.STATE]
     found = [(own[1], name) for name in states if (own := re.fullmatch(r"(.+)/ema(\.\d+)?", name))]
     return {weight: name for weight, name in found if weight in weights}
 

@@ -108,7 +108,7 @@ def load_checkpoint(
 
 
 def _kept(program: Program) -> list[Slot]:
-    return [slot for slot in program.stored if slot.kind.is_kept]
+    return [slot for slot in program.tensors if slot.kind.is_kept]
 
 
 def _key(slot: Slot) -> str:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from foreplan.graph.flat import Flat
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
 from foreplan.runtime.engine import At, Engine, Memory, Watch
 from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks import ALONE, current
+from foreplan.runtime.ranks.places import place_of
 
 
 class Half:
@@ -21,7 +24,8 @@ class Half:
         program: what runs.
         plan: where and when.
         bound: its calls.
-        stored: where the stored values lie, by name.
+        stored: where stored tensors lie, by name.
+        rows: where rows of them lie, by value.
     """
 
     def __init__(self, engine: Engine, program: Program, plan: Plan, regions: Sequence[Memory], poison: bool) -> None:
@@ -30,7 +34,12 @@ class Half:
         self.bound = engine.bind(program, plan, regions)
         starts, ends = dict(plan.starts), dict(plan.ends)
         self._inputs = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.inputs}
-        self.stored = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.stored}
+        world = current() if program.ranks > 1 else ALONE
+        self.stored = {
+            s.name: place_of(self.bound, program, s, starts[s.operand.value], world) for s in program.tensors
+        }
+        rows = [slot.operand for slot in program.stored if isinstance(slot.init, Flat)]
+        self.rows = {row.value: self.bound.place(row, starts[row.value]) for row in rows}
         self._ahead = {
             slot.name: self.bound.ahead(_at(slot, starts), _at(first, starts))
             for slot in program.ahead

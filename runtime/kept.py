@@ -122,14 +122,14 @@ class Kept:
             self._settle()
             self._refuse_if_averaged()
             before = self._broken
-            following = at_norms(adapters_with_magnitudes(self.program.stored), self._stored)
+            following = at_norms(adapters_with_magnitudes(self.program.tensors), self._stored)
             loaded, whole = load_checkpoint(
                 text, self.program, self._stored, state, strict, names, begun=self._load_begun
             )
             write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
             if whole:
-                for slot in self.program.stored:
+                for slot in self.program.tensors:
                     if slot.kind is Kind.ACCUMULATOR:  # an interrupted step may have left sums
                         self._stored[slot.name].fill(lambda sums: sums.fill(0))
                 self._broken = ""
@@ -150,7 +150,7 @@ class Kept:
         ema, merged = flag("ema", ema), flag("merged", merged)
         with self._turn.lock:
             self._settle()
-            state = {slot.name: self.stored[slot.name] for slot in self.program.stored if slot.kind in own}
+            state = {slot.name: self.stored[slot.name] for slot in self.program.tensors if slot.kind in own}
             if ema:
                 state = read_averages(averages_of(self.program, self._stored), state)
         if not merged:
@@ -261,7 +261,7 @@ class Kept:
 
     @property
     def _has_adapters(self) -> bool:
-        return any(isinstance(slot.init, AdapterZero) for slot in self.program.stored)
+        return any(isinstance(slot.init, AdapterZero) for slot in self.program.tensors)
 
     @property
     def steps_done(self) -> int:

@@ -25,6 +25,7 @@ from foreplan.runtime.inputs import check_inputs, micro_batch
 from foreplan.runtime.kept import WAY_OUT, Kept
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
+from foreplan.runtime.ranks.alike import check_alike
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
@@ -102,6 +103,7 @@ class Session(Kept):
         verify(plan, program)
         if update is not None:
             update.verify(program, plan)
+        check_alike(program, plan, seed)
         self.program, self.plan, self.update = program, plan, update
         self._graphs = graphs
         self._info = engine_info(program.target)
@@ -137,16 +139,19 @@ class Session(Kept):
         self._begun: Begun | None = None
         self._taking: set[int] = set()  # threads that are making a batch at this moment
         self._stored = self._body.stored
-        slots = {slot.name: slot for slot in program.stored}
-        kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
+        slots = {slot.name: slot for slot in program.tensors}
+        kept = {slot.name: self._stored[slot.name] for slot in program.tensors if slot.kind.is_kept}
         weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
         self.stored: Stored = Stored(slots, kept, self._turn)
         self.parameters: Stored = Stored(slots, weights, self._turn)
-        for slot in program.stored:
-            if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
+        for value, row in self._body.rows.items():
+            if share is None or program.values[value].region != PARAMETERS:
+                row.fill(_clear)
+        for slot in program.tensors:
+            if share is None or program.values[slot.operand.value].region != PARAMETERS:
                 self._stored[slot.name].fill(partial(draw, slot, seed))
         if share is None:
-            write_norms(adapters_with_magnitudes(program.stored), self._stored)
+            write_norms(adapters_with_magnitudes(program.tensors), self._stored)
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
@@ -326,3 +331,8 @@ class Session(Kept):
     def _refuse_if_taking(self) -> None:
         if get_ident() in self._taking:
             raise SessionError("the batches that `steps` takes are made while a step runs, and cannot run another one")
+
+
+def _clear(elements: np.ndarray) -> None:
+    """Zeros."""
+    elements.fill(0)

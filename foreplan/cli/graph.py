@@ -56,7 +56,8 @@ def graph(
       foreplan graph gpt2_small --without fuse_attention --target cpu
       foreplan graph resnet50 -o resnet50.dot
     """
-    from foreplan import api, passes
+    from foreplan import passes
+    from foreplan.step_graphs import step_graphs
 
     if is_plan_file(model):
         raise UsageError(f"{model!r} is a plan, which holds no graph: give the model instead")
@@ -66,7 +67,7 @@ def graph(
     settings = settings_from(options)
     settings = replace(settings, step=replace(settings.step, passes=passes.list_without(without)))
     ran: list[Ran] = []
-    made, update = api.step_graphs(*model_with_options(model, settings), ran.append)
+    made, update = step_graphs(*model_with_options(model, settings), ran.append)
     if path is not None:
         from foreplan.views.digraph import write_graph
 

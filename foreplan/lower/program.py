@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from foreplan.graph import DType, Initializer, Op, TensorType, Window
 from foreplan.graph.blocks import Blocks
+from foreplan.graph.flat import Flat
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
+from foreplan.ops.collective import Collective
 from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
 
@@ -109,6 +112,8 @@ class Slot:
         init: first content of a stored value; the default of an input that may be left out.
         valid: the lowest and the highest value of an integer input, then single values that are allowed as well; None:
             any value is allowed.
+        spread: of a tensor that lies spread over ranks: its first element in the row that their parts make up. Then
+            the operand has its type alone; the value is this rank's part.
     """
 
     name: str
@@ -116,6 +121,7 @@ class Slot:
     kind: Kind
     init: Initializer | None = None
     valid: tuple[int, ...] | None = None
+    spread: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +179,23 @@ class Program(Problem):
         counts = (s for s in self.stored if s.kind is Kind.STATE and s.name.partition(".")[0] == "step")
         return next(counts, None)
 
-    @property
-    def by_name(self) -> Mapping[str, Slot]:
-        """Stored slots by name."""
-        return {slot.name: slot for slot in self.stored}
+    @cached_property
+    def tensors(self) -> tuple[Slot, ...]:
+        """What is stored, as its user names it: of a row of tensors, each of these."""
+        return tuple(tensor for slot in self.stored for tensor in _tensors(slot))
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many ranks run it together."""
+        return max((call.op.ranks for call in self.calls if isinstance(call.op, Collective)), default=1)
+
+
+def _tensors(slot: Slot) -> Iterator[Slot]:
+    """The tensors of a stored value."""
+    if not isinstance(slot.init, Flat):
+        yield slot
+        return
+    for each in slot.init.members:
+        offset = each.start * each.type.dtype.itemsize if slot.init.ranks == 1 else 0
+        operand = Operand(slot.operand.value, offset, each.type, each.type.strides)
+        yield Slot(each.name, operand, slot.kind, each.init, spread=None if slot.init.ranks == 1 else each.start)

@@ -133,21 +133,37 @@ class Exchange(Collective):
         """The rank that it is about, if it is about one."""
         return 0
 
+    @property
+    def beginning(self) -> Begin:
+        """What begins it."""
+        return Begin(self.ranks, self.kind, self.peer)
+
     def decompose(self, b: Builder, inputs: Values) -> Values:
         """Begun, and waited for at once."""
         (x,) = inputs
         if self.ranks == 1:
             return [x]
-        return [b.apply(Finish(self.ranks), b.apply(Begin(self.ranks, self.kind, self.peer), x), x)]
+        begun = b.apply(self.beginning, x)
+        return [b.apply(Finish(self.ranks), begun, x)]
 
 
 @register
 @dataclass(frozen=True)
 class AllGather(Exchange):
-    """y = all ranks' x, one behind the other along the first axis, on every rank."""
+    """y = all ranks' x, one behind the other along the first axis, on every rank.
+
+    Attributes:
+        time: tells several gathers of one tensor apart, which is not to be kept in between.
+    """
 
     name: ClassVar[str] = "all_gather"
     kind: ClassVar[str] = _ALL_GATHER
+    time: int = 0
+
+    @property
+    def beginning(self) -> Begin:
+        """With its time."""
+        return Begin(self.ranks, self.kind, self.peer, self.time)
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The first axis times the number of ranks."""
@@ -323,17 +339,19 @@ class OnlyOn(OfRank):
 @register
 @dataclass(frozen=True)
 class Begin(Collective):
-    """Begins an exchange. Its result has the place of what will arrive, which is there when `finish_exchange` has run; until
-    then, what is sent stays as it is.
+    """Begins an exchange. Its result has the place of what will arrive, which is there when `finish_exchange` has run;
+    until then, what is sent stays as it is.
 
     Attributes:
         kind: which exchange: all_gather, all_to_all, broadcast or shift.
         peer: the rank from which a broadcast comes, or how many ranks further a shift goes.
+        time: see `AllGather`.
     """
 
     name: ClassVar[str] = "begin_exchange"
     kind: str = _ALL_GATHER
     peer: int = 0
+    time: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -359,8 +377,8 @@ class Begin(Collective):
 @register
 @dataclass(frozen=True)
 class Finish(Collective):
-    """Waits for what `begin_exchange` began, and has its bytes: inputs are its result, what is sent, and then others that are
-    only to be there before.
+    """Waits for what `begin_exchange` began, and has its bytes: inputs are its result, what is sent, and then others
+    that are only to be there before.
     """
 
     name: ClassVar[str] = "finish_exchange"

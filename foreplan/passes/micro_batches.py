@@ -83,7 +83,7 @@ class _Accumulators:
 
     def update(self, parameter: Value, gradient: Value) -> None:
         """Add the gradient of one parameter."""
-        accumulator = self.b.store(f"{parameter.name}/gradient", parameter.type, Kind.ACCUMULATOR, Fill(0))
+        accumulator = self.b.store(f"{parameter.name}/gradient", gradient.type, Kind.ACCUMULATOR, Fill(0))
         self.sums[parameter] = accumulator
         self.updates[accumulator] = elementwise(self.b, lambda a, g: a + g, accumulator, gradient, name="accumulate")
 

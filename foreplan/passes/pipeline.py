@@ -42,7 +42,7 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import with_precision
 from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
-from foreplan.passes.ranks import ALONE, Ranks, mean_of_all, overlap_exchanges, share_of_mean
+from foreplan.passes.ranks import ALONE, Ranks, Sharding, mean_of_all, overlap_exchanges, share_of_mean
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
@@ -107,6 +107,7 @@ class Settings:
         fission: what else of a training step runs in parts.
         bands: in how many, if it is bands of images.
         ranks: that train together.
+        sharding: what they hold parts of; None: nothing.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -125,6 +126,7 @@ class Settings:
     fission: Fission = Fission.OFF
     bands: int = 0
     ranks: Ranks = ALONE
+    sharding: Sharding | None = None
 
     @property
     def to_loss(self) -> dict[str, int]:
@@ -194,8 +196,13 @@ def _mean_loss(graph: Graph, settings: Settings) -> Graph:
 
 
 def _differentiate(graph: Graph, settings: Settings) -> Graph:
+    sharding, forward = settings.sharding, set(graph.nodes)
+    if sharding is not None:
+        sharding.lay_out(graph)
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
-    return in_turn(step, set(graph.nodes)) if settings.to_loss or settings.fission in _IN_TURN else step
+    if settings.to_loss or settings.fission in _IN_TURN:
+        step = in_turn(step, forward)
+    return step if sharding is None else sharding.with_homes(step, forward)
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from foreplan.graph import Kind, TensorType, Value
+from foreplan.graph.flat import Flat
 from foreplan.lower.program import Slot
 from foreplan.units import format_count
 
@@ -38,12 +39,10 @@ class Weights:
     def of(stored: Iterable[Value | Slot]) -> Weights:
         """Among the stored values of a graph, or of a program: parameters, buffers, and constants of a file."""
         found = []
-        for each in stored:
-            type = each.type if isinstance(each, Value) else each.operand.type
-            why = each.why if isinstance(each, Value) else ""
-            if each.kind in _SHOWN or (each.kind is Kind.CONSTANT and why):
-                reason = why or ("a running statistic" if each.kind is Kind.BUFFER else "")
-                found.append(Weight(each.name, type, each.kind is Kind.PARAMETER, reason))
+        for name, type, kind, why in _tensors(stored):
+            if kind in _SHOWN or (kind is Kind.CONSTANT and why):
+                reason = why or ("a running statistic" if kind is Kind.BUFFER else "")
+                found.append(Weight(name, type, kind is Kind.PARAMETER, reason))
         return Weights(tuple(found))
 
     @property
@@ -70,3 +69,14 @@ class Weights:
         cells = [(row.name, str(row.type), "trained" if row.trained else "frozen", row.why) for row in self.rows]
         name, type = (max((len(row[i]) for row in cells), default=0) for i in range(2))
         return "".join(f"{a:<{name}}  {b:<{type}}  {c:<7}  {d}".rstrip() + "\n" for a, b, c, d in cells)
+
+
+def _tensors(stored: Iterable[Value | Slot]) -> Iterator[tuple[str, TensorType, Kind, str]]:
+    """Name, type, kind and reason of each tensor; a row of tensors has several."""
+    for each in stored:
+        if isinstance(each, Slot):
+            yield each.name, each.operand.type, each.kind, ""
+        elif isinstance(each.init, Flat):
+            yield from ((member.name, member.type, each.kind, member.why) for member in each.init.members)
+        else:
+            yield each.name, each.type, each.kind, each.why

@@ -1,5 +1,5 @@
 """The ranks of a job: who they are, and what moves bytes between them."""
 
-from foreplan.runtime.ranks.world import Alone, World, current, using
+from foreplan.runtime.ranks.world import ALONE, Alone, World, current, using
 
-__all__ = ["Alone", "World", "current", "using"]
+__all__ = ["ALONE", "Alone", "World", "current", "using"]

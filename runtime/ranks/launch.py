@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from foreplan.errors import TargetError
-from foreplan.runtime.ranks.world import Alone, World
+from foreplan.runtime.ranks.world import ALONE, World
 
 # Who sets which variables: (rank, size). MPICH's mpiexec sets those that Intel MPI and MVAPICH set, too.
 _LAUNCHERS = (
@@ -68,7 +68,7 @@ def launched() -> World:
     """
     found = launch_of(os.environ)
     if found is None:
-        return Alone()
+        return ALONE
     try:
         from foreplan.runtime.ranks.mpi import Mpi
     except ImportError as error:

@@ -66,6 +66,7 @@ class Alone:
         """The caller ends as always."""
 
 
+ALONE = Alone()
 _in_use: ContextVar[World | None] = ContextVar("world", default=None)
 
 

@@ -1,56 +1,110 @@
-"""Several ranks train as one process does on all of their samples."""
+"""Several ranks train as one process does on all of their samples, whatever of the training state each holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import foreplan as fp
-from tests.ranks.threads import Thread, run
+from foreplan import optim
+from foreplan.graph import Graph
+from tests.ranks.training import assert_close, assert_same, trained
 
-MODELS = {
-    "mlp": "mlp:width=24,layers=2,batch={batch}",
-    "gpt2": "gpt2_small:layers=2,width=32,heads=2,seq=8,vocabulary=61,batch={batch}",
+SHARDS = ["none", "state", "gradients", "parameters"]
+
+
+def mlp(batch: int) -> Graph:
+    """Sizes that no number of ranks divides."""
+    return fp.models.build(f"mlp:width=23,layers=2,batch={batch}")
+
+
+def gpt(batch: int) -> Graph:
+    """Two blocks, and a table that is read twice."""
+    return fp.models.build(f"gpt2_small:layers=2,width=32,heads=2,seq=8,vocabulary=61,batch={batch}")
+
+
+MODELS = {"mlp": mlp, "gpt": gpt}
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": optim.SGD(0.1),
+    "momentum": optim.Momentum(0.1, weight_decay=0.01, decay="matrices"),
+    "clipped": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
+    "groups": optim.AdamW(0.01, groups=[optim.Group("*0*", rate=3.0)]),
+    "averages": optim.Adam(optim.cosine(0.01, steps=10), ema=0.9),
+    "lion": optim.Lion(0.001, clip_value=0.01),
 }
 
 
-def trained(text: str, batch: int, ranks: int, steps: int, optimizer: Any, target: str, **options: Any) -> Any:
-    """Losses and weights of each rank after some steps on random batches, each rank with its own part of them."""
-    model = fp.models.build(MODELS[text].format(batch=batch // ranks))
-    compiled = fp.compile(model, fp.losses.cross_entropy, optimizer, target=target, ranks=ranks, **options)
-    rng = np.random.default_rng(3)
-    batches = []
-    for _ in range(steps):
-        arrays = {}
-        for slot in compiled.program.required_inputs:
-            shape = (batch, *slot.operand.type.shape[1:])
-            is_float = slot.operand.type.dtype.is_float
-            arrays[slot.name] = rng.standard_normal(shape, np.float32) if is_float else rng.integers(0, 10, shape)
-        batches.append(arrays)
-
-    def job(world: Thread) -> tuple[list[float], dict[str, np.ndarray], Any]:
-        session = compiled.bind(seed=1)
-        own = slice(world.rank * batch // ranks, (world.rank + 1) * batch // ranks)
-        losses = [session.step({name: x[own] for name, x in arrays.items()}).loss for arrays in batches]
-        return losses, dict(session.parameters), world.log
-
-    if ranks == 1:
-        session = compiled.bind(seed=1)
-        return [([session.step(arrays).loss for arrays in batches], dict(session.parameters), [])]
-    return run(ranks, job)
-
-
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("text", MODELS)
-def test_ranks_train_as_one_process(text: str, ranks: int, target: str) -> None:
-    ((losses, weights, _),) = trained(text, 12, 1, 3, fp.optim.AdamW(0.01), target)
-    found = trained(text, 12, ranks, 3, fp.optim.AdamW(0.01), target)
-    for each, others, log in found:
-        assert each == found[0][0] and log == found[0][2] and log
-        np.testing.assert_allclose(each, losses, rtol=2e-5)
-        for name, weight in others.items():
-            np.testing.assert_array_equal(weight, found[0][1][name], name)
-            np.testing.assert_allclose(weight, weights[name], atol=1e-4, err_msg=name)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_ranks_train_as_one_process(model: Callable[[int], Graph], ranks: int, shard: str, target: str) -> None:
+    (alone,) = trained(model, optim.AdamW(0.01), 1, 12, target=target)
+    found = trained(model, optim.AdamW(0.01), ranks, 12, target=target, shard=shard)
+    assert_close(found[0], alone)
+    for each in found[1:]:
+        assert_same(each, found[0])
+        assert each.log == found[0].log, "ranks make the same exchanges in the same order"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_sums_have_one_order(name: str, accumulate: int) -> None:
+    """Modes, and runs, give the same bits. Two sums have another order: the norm of all gradients is one of parts; and
+    gradients in parts are summed over ranks before they are summed over micro-batches.
+    """
+    runs = {shard: trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate) for shard in SHARDS}
+    (alone,) = trained(mlp, OPTIMIZERS[name], 1, 16)
+    for shard, run in runs.items():
+        assert_close(run[0], alone, 3e-3 if name == "lion" else 1e-4)
+        parts_first = accumulate > 1 and shard in ("gradients", "parameters")
+        if name != "clipped":
+            assert_same(run[0], runs["gradients" if parts_first else "none"][0])
+        assert_same(trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate)[0], run[0])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_parts_are_smaller(shard: str) -> None:
+    """What is held in parts is a quarter, and the rest is there whole."""
+
+    def kept(ranks: int) -> dict[str, int]:
+        step = fp.compile(mlp(4), fp.losses.cross_entropy, optim.AdamW(0.01), target="numpy", ranks=ranks, shard=shard)
+        return {str(category): nbytes for category, nbytes in step.memory.categories.items()}
+
+    one, four = kept(1), kept(4)
+    assert (four["optimizer_state"] < one["optimizer_state"] / 3) == (shard != "none")
+    assert four["optimizer_state"] >= one["optimizer_state"] / 4 or shard == "none"
+    assert (four["parameters"] < one["parameters"]) == (shard == "parameters")
+
+
+@pytest.mark.parametrize("optimizer", [optim.Adafactor(), optim.Muon(0.01), optim.LAMB(0.01)])
+def test_optimizers_of_whole_tensors(optimizer: Any) -> None:
+    (alone,) = trained(mlp, optimizer, 1, 8)
+    assert_close(trained(mlp, optimizer, 2, 8)[0], alone, 1e-3)
+    with pytest.raises(fp.UsageError, match=r"computes with whole tensors, such as .*'none'"):
+        trained(mlp, optimizer, 2, 8, shard="state")
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_precision(precision: str, shard: str) -> None:
+    (alone,) = trained(gpt, optim.AdamW(0.001), 1, 8, precision=precision)
+    found = trained(gpt, optim.AdamW(0.001), 2, 8, precision=precision, shard=shard)
+    np.testing.assert_allclose(found[0].losses, alone.losses, rtol=2e-3)
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_frozen_parts_and_adapters(shard: str) -> None:
+    """Frozen weights lie in parts, too, where parameters do; adapters are trained as ever."""
+
+    def adapted(batch: int) -> Graph:
+        return fp.lora(gpt(batch), rank=2)
+
+    (alone,) = trained(adapted, optim.AdamW(0.01), 1, 8)
+    assert_close(trained(adapted, optim.AdamW(0.01), 2, 8, shard=shard)[0], alone)
+    (alone,) = trained(mlp, optim.AdamW(0.01), 1, 8, freeze=["hidden0"])
+    assert_close(trained(mlp, optim.AdamW(0.01), 2, 8, shard=shard, freeze=["hidden0"])[0], alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from foreplan.graph import Value
 from foreplan.graph.types import FLOAT32
@@ -21,6 +22,7 @@ class LAMB(Adam):
     The factor is 1 where either norm is 0. Norms are of each parameter by itself.
     """
 
+    by_element: ClassVar[bool] = False
     learning_rate: float | Schedule = 1e-3
     epsilon: float = 1e-6
 

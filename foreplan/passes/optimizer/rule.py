@@ -36,6 +36,10 @@ class Kept:
 class Rule(Protocol):
     """The update of one parameter."""
 
+    @property
+    def by_element(self) -> bool:
+        """Whether each new element follows from that element's gradient, weight and state alone."""
+
     def kept(self, type: TensorType) -> tuple[Kept, ...]:
         """The state of a parameter of that type."""
 
@@ -137,6 +141,7 @@ class Common:
     ema: float | None = field(default=None, kw_only=True)
     scalars: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[tuple[str, ...]] = ()
+    by_element: ClassVar[bool] = False  # whether a part of a weight can be updated without the rest
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -207,6 +212,8 @@ class Common:
 @dataclass(frozen=True)
 class Elementwise(Common):
     """An optimizer of which each new element follows from that element's gradient, weight and state alone."""
+
+    by_element: ClassVar[bool] = True
 
     @property
     def state(self) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
+from foreplan.graph.flat import Flat, Member
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
+from foreplan.ops.collective import AllReduce
 from foreplan.ops.expr import Arg, Const, Expr, cast, maximum, sqrt, where
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.loss_scale import LossScale, is_finite
@@ -21,7 +23,12 @@ class Updater:
     """Adds an optimizer's nodes to a graph under construction: one learning rate, one step count, state a parameter."""
 
     def __init__(
-        self, b: Builder, optimizer: Optimizer, micro_batches: Value | None = None, scale: LossScale | None = None
+        self,
+        b: Builder,
+        optimizer: Optimizer,
+        micro_batches: Value | None = None,
+        scale: LossScale | None = None,
+        ranks: int = 1,
     ) -> None:
         """
         Args:
@@ -30,10 +37,12 @@ class Updater:
             micro_batches: a float32 scalar: how many gradients each one given is the sum of. It is then an ACCUMULATOR,
                 which the update divides by their number and clears.
             scale: the factor by which gradients are too large; if one of them is not finite, nothing is updated.
+            ranks: each has one part of every parameter and gradient.
         """
-        self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
+        self.b, self.optimizer, self.count, self.scale, self.ranks = b, optimizer, micro_batches, scale, ranks
         self.updates: dict[Value, Value] = {}
-        self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
+        # Parameters, gradients and homes, until all gradients' norm is known.
+        self.waiting: list[tuple[Value, Value, Value]] = []
         self.squares: list[Value] = []
         self.seen: list[str] = []
         self.step = b.store("step", TensorType(INT64, ()), Kind.STATE, Fill(0))
@@ -66,22 +75,30 @@ class Updater:
         self.share = found.get("ema_share")
         self.updates |= {value: found[f"{value.name}/next"] for value in self.products}
 
-    def update(self, parameter: Value, gradient: Value) -> None:
-        """Add the update of one parameter, or keep it for the end if it needs a number of all gradients."""
-        self.seen.append(parameter.name)
+    def update(self, parameter: Value, gradient: Value, home: Value | None = None) -> None:
+        """Add the update of one parameter, or keep it for the end if it needs a number of all gradients.
+
+        Args:
+            home: the stored value of which `parameter` is this rank's part; None: the parameter itself.
+        """
+        home = parameter if home is None else home
+        self.seen += [member.name for member in home.init.members] if isinstance(home.init, Flat) else [home.name]
         if self.optimizer.clip_norm is None and self.scale is None:
-            self._update(parameter, gradient)
+            self._update(parameter, gradient, home)
         else:
-            self.waiting.append((parameter, gradient))
+            self.waiting.append((parameter, gradient, home))
             self.squares.append(sum_of_squares(self.b, gradient))
 
-    def _update(self, parameter: Value, gradient: Value, factor: Value | None = None, ok: Value | None = None) -> None:
-        rule, rate_factor = self.optimizer.for_parameter(parameter.name, parameter.type)
-        state = tuple(self._state(parameter, each.name, each.type, each.first) for each in rule.kept(parameter.type))
+    def _update(
+        self, parameter: Value, gradient: Value, home: Value, factor: Value | None = None, ok: Value | None = None
+    ) -> None:
+        named: Value | Member = home.init.members[0] if isinstance(home.init, Flat) else home  # all have one rule
+        rule, rate_factor = self.optimizer.for_parameter(named.name, named.type)
+        state = tuple(self._state(home, each.name, each.type, each.first) for each in rule.kept(parameter.type))
         average = None
         if self.share is not None:
             wide = parameter.type.with_dtype(parameter.dtype.wide)
-            average = Average(self._state(parameter, AVERAGE, wide), self.share)
+            average = Average(self._state(home, AVERAGE, wide), self.share)
         rows = rows_of(self.b, gradient)
         site = Site(
             self.b,
@@ -112,8 +129,9 @@ class Updater:
         whole = any(each is not None for each in shared) or parameter.dtype.is_narrow
         return bool(rows) and not whole and sum(each.values.type.size for each in rows) <= parameter.type.size
 
-    def _state(self, parameter: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
-        return self.b.store(f"{parameter.name}/{name}", type, Kind.STATE, Fill(first))
+    def _state(self, home: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
+        flat = home.init.of_state(name, first, self.ranks) if isinstance(home.init, Flat) else Fill(first)
+        return self.b.store(f"{home.name}/{name}", type, Kind.STATE, flat)
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait.
@@ -126,9 +144,9 @@ class Updater:
             b, total = self.b, self._sum_of_all_squares()
             factor = self._factor(total)
             ok = None if self.scale is None else is_finite(b, total)
-            for parameter, gradient in self.waiting:
-                b.scope = f"{parameter.name}/"
-                self._update(parameter, gradient, factor, ok)
+            for parameter, gradient, home in self.waiting:
+                b.scope = f"{home.name}/"
+                self._update(parameter, gradient, home, factor, ok)
             b.scope = ""
             if self.scale is not None and ok is not None:
                 self.updates |= self.scale.updates(b, ok)
@@ -142,7 +160,9 @@ class Updater:
         total = self.squares[0]
         for square in self.squares[1:]:
             total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
-        nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
+        if self.ranks > 1:
+            total = self.b.apply(AllReduce(self.ranks), total, name="square_sum")
+        nbytes = sum(gradient.type.nbytes for _, gradient, _ in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
         if nbytes:
             why, known = "clipping by global norm", "their norm is known"
             if self.scale is not None:

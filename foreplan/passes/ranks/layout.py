@@ -1,0 +1,95 @@
+"""Which parameters share a bucket, and the stored values that take their place where ranks hold parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from foreplan.errors import UsageError
+from foreplan.graph import Builder, Graph, Kind, TensorType, Value
+from foreplan.graph.flat import Flat, Member, laid_out
+from foreplan.ops.pullback import depending
+from foreplan.passes.optimizer.rule import Optimizer
+from foreplan.passes.ranks.setting import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Weights that are stored as one value.
+
+    Attributes:
+        weights: the weights as the model has them, in their order.
+        members: their places in the row.
+        size: elements of the row.
+        home: the stored value: the row, or this rank's part of it.
+    """
+
+    weights: tuple[Value, ...]
+    members: tuple[Member, ...]
+    size: int
+    home: Value
+
+
+def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket, ...]:
+    """The buckets of a forward graph, in the order of its weights. Each holds weights that are updated by one rule.
+    With parameters in parts, frozen weights have buckets, too.
+
+    Raises:
+        UsageError: the optimizer needs whole tensors.
+    """
+    reached = depending(graph.parameters, graph.nodes)
+    trains = graph.loss in reached and _used(graph)
+    groups: dict[Any, list[Value]] = {}
+    found: list[list[Value]] = []
+    for value in graph.stored:
+        if value.kind is Kind.PARAMETER and trains and value in trains:
+            key: Any = (value.dtype, *_rule(value, optimizer))
+        elif value.kind is Kind.FROZEN and ranks.shard == "parameters":
+            key = value.dtype
+        else:
+            continue
+        group = groups.setdefault(key, [])
+        group.append(value)
+        if sum(each.type.nbytes for each in group) >= ranks.bucket:
+            found.append(groups.pop(key))
+    return tuple(_bucket(i, group, ranks) for i, group in enumerate((*found, *groups.values())))
+
+
+def _used(graph: Graph) -> set[Value]:
+    """The values that the loss is computed from."""
+    used = {graph.loss}
+    for node in reversed(graph.nodes):
+        if not used.isdisjoint(node.outputs):
+            used.update(node.inputs)
+    return {value for value in used if value is not None}
+
+
+def _rule(value: Value, optimizer: Optimizer) -> tuple[Any, float]:
+    rule, factor = optimizer.for_parameter(value.name, value.type)
+    if not rule.by_element:
+        raise UsageError(
+            f"shard: {type(rule).__name__} computes with whole tensors, such as {value.name!r}, of which each rank "
+            "would have a part: take shard='none', or an optimizer such as AdamW"
+        )
+    return rule, factor
+
+
+def _bucket(number: int, weights: list[Value], ranks: Ranks) -> Bucket:
+    starts, size = laid_out([value.type for value in weights], ranks.count)
+    members = tuple(
+        Member(value.name, start, value.type, value.init, value.why)
+        for value, start in zip(weights, starts)
+        if value.init is not None
+    )
+    parts = ranks.count if ranks.shard == "parameters" else 1
+    type = TensorType(weights[0].dtype, (size // parts,))
+    home = Value(f"bucket{number}", type, weights[0].kind, Flat(members, parts))
+    return Bucket(tuple(weights), members, size, home)
+
+
+def keep(b: Builder, values: Iterable[Value]) -> None:
+    """Let a graph store values that were made before, if it does not yet."""
+    new = [value for value in values if value not in b.stored]
+    b.reserve(new, ())
+    b.stored += new

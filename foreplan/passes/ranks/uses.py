@@ -1,0 +1,45 @@
+"""What becomes of gradients, on one rank and on several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreplan.passes.autodiff import Consume, updating
+from foreplan.passes.micro_batches import Accumulation
+from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.ranks.buckets import summing
+from foreplan.passes.ranks.setting import Ranks
+from foreplan.passes.ranks.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What uses the gradients of a step.
+
+    Attributes:
+        of_step: of one without micro-batches.
+        of_micro_batch: of each micro-batch.
+        of_sums: of the sums over micro-batches.
+        sharding: what ranks hold parts of; None: nothing.
+    """
+
+    of_step: Consume
+    of_micro_batch: Consume
+    of_sums: Consume
+    sharding: Sharding | None = None
+
+
+def uses_of_gradients(optimizer: Optimizer, ranks: Ranks, accumulation: Accumulation) -> Uses:
+    """How ranks use gradients: they sum up those of all micro-batches at once, unless each rank keeps only its part of
+    the sums.
+    """
+    if ranks.count == 1:
+        return Uses(updating(optimizer), accumulation.consume, updating(optimizer))
+    if ranks.shard == "none":
+        use = summing(updating(optimizer), ranks)
+        return Uses(use, accumulation.consume, use)
+    sharding = Sharding(ranks, optimizer)
+    use = sharding.reducing(sharding.updating)
+    if ranks.shard == "state":
+        return Uses(use, accumulation.consume, use, sharding)
+    return Uses(use, sharding.reducing(accumulation.consume), sharding.updating, sharding)

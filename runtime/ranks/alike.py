@@ -1,0 +1,53 @@
+"""Whether all ranks of a job are about to run the same step."""
+
+from __future__ import annotations
+
+import hashlib
+
+from foreplan.errors import SessionError
+from foreplan.lower.program import Program
+from foreplan.planner.plan import Plan
+from foreplan.runtime.ranks.world import current
+from foreplan.version import VERSION
+
+_WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed")
+
+
+def check_alike(program: Program, plan: Plan, seed: int) -> None:
+    """Check that a step of several ranks is the same on all of them. All ranks do it at the same time.
+
+    Raises:
+        SessionError: there are more ranks or fewer than it was planned for; or one has another model, plan, version or
+            seed: says which.
+        TargetError: see `foreplan.runtime.ranks.current`.
+    """
+    if program.ranks == 1:
+        return
+    world = current()
+    told = world.gather((program.ranks, VERSION, digest_of(program, plan), seed))
+    for number, what in enumerate(_WHAT):
+        others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
+        if others:
+            which = f"rank {others[0]} has" if len(others) == 1 else f"ranks {_listed(others)} have"
+            raise SessionError(
+                f"{which} {what} than rank 0 ({told[others[0]][number]} instead of {told[0][number]}): all ranks must "
+                "compile one model with the same options, or read one plan file"
+            )
+    if program.ranks != world.size:
+        raise SessionError(
+            f"the step was planned for {program.ranks} ranks, and this job has {world.size}: start as many processes "
+            f"(mpirun -n {program.ranks} …), or compile it with ranks={world.size}"
+        )
+
+
+def digest_of(program: Program, plan: Plan) -> str:
+    """Of what each rank runs, and of the types of what it is given."""
+    calls = (f"{call.op} {call.kernel} {call.inputs} {call.outputs}" for call in program.calls)
+    slots = (f"{slot.name} {slot.operand} {slot.kind}" for slot in (*program.inputs, *program.stored))
+    text = "\n".join((program.model, program.target, *slots, *calls, repr(plan.steps)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:5]))
+    return f"{shown} and {len(ranks) - 5} more" if len(ranks) > 5 else shown

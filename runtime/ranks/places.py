@@ -1,0 +1,119 @@
+"""Stored values whose content differs from rank to rank, as a session reads and writes them: the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from foreplan.graph import TensorType
+from foreplan.graph.init import RandomSeed
+from foreplan.lower.program import Operand, Program, Slot
+from foreplan.runtime.engine import Bound, Place
+from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks.world import World
+
+_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of ranks: 2^64 divided by the golden ratio, odd
+
+
+class _Kept(Protocol):
+    """A place without `fill` and `fetch`, which follow from the rest."""
+
+    type: TensorType
+
+    def read(self) -> np.ndarray: ...
+
+    def write(self, array: np.ndarray) -> None: ...
+
+
+class _ByRank:
+    """What a place of several ranks does by reading and writing."""
+
+    def fill(self: _Kept, make: Callable[[np.ndarray], object]) -> None:
+        """Made whole on each rank, which keeps its own."""
+        elements = np.empty(self.type.shape, self.type.dtype.numpy)
+        make(elements)
+        self.write(elements)
+
+    def fetch(self: _Kept, into: np.ndarray) -> Run:
+        """Read at once."""
+        into[...] = self.read()
+        return lambda: None
+
+
+class SpreadPlace(_ByRank):
+    """A tensor of which each rank holds a part. All ranks read it at the same time.
+
+    Attributes:
+        type: of the whole tensor.
+    """
+
+    def __init__(self, bound: Bound, slot: Slot, row: Operand, offset: int, world: World) -> None:
+        """
+        Args:
+            slot: of the tensor.
+            row: this rank's part of the row in which it lies, and `offset` the place of that part.
+        """
+        assert slot.spread is not None
+        self.type, self.world = slot.operand.type, world
+        start, share = slot.spread, row.type.size
+        self.stretches = []  # elements of the tensor, by the rank that holds them
+        for rank in range(world.size):
+            first, last = max(start, rank * share), min(start + self.type.size, (rank + 1) * share)
+            if first < last:
+                self.stretches.append((rank, slice(first - start, last - start)))
+        self.own: tuple[slice, Place] | None = None
+        for rank, stretch in self.stretches:
+            if rank == world.rank:
+                begin = (start + stretch.start - rank * share) * self.type.dtype.itemsize
+                part = replace(row.type, shape=(stretch.stop - stretch.start,))
+                window = replace(row, type=part, strides=part.strides, offset=row.offset + begin)
+                self.own = stretch, bound.place(window, offset)
+
+    def read(self) -> np.ndarray:
+        """All of it, from the ranks that hold it."""
+        whole = np.empty(self.type.size, self.type.dtype.numpy)
+        if self.own is not None:
+            whole[self.own[0]] = self.own[1].read()
+        for rank, stretch in self.stretches:
+            part = whole[stretch].view(np.uint8)
+            self.world.begin("broadcast", rank, part.copy(), part)()
+        return whole.reshape(self.type.shape)
+
+    def write(self, array: np.ndarray) -> None:
+        """This rank's part of it."""
+        if self.own is not None:
+            self.own[1].write(array.reshape(-1)[self.own[0]])
+
+
+class SeedPlace(_ByRank):
+    """A random state, which each rank begins elsewhere: that of the first rank is read and written."""
+
+    def __init__(self, inner: Place, type: TensorType, world: World) -> None:
+        self.inner, self.type = inner, type
+        self.shift = np.uint64(world.rank * _STRIDE % (1 << 64))
+
+    def read(self) -> np.ndarray:
+        """As the first rank has it."""
+        state = self.inner.read().copy()
+        state[0] -= self.shift
+        return state
+
+    def write(self, array: np.ndarray) -> None:
+        """As this rank has it."""
+        state = array.copy()
+        state[0] += self.shift
+        self.inner.write(state)
+
+
+def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: World) -> Place:
+    """Where one of a program's tensors lies, whose value lies at `offset` of its region."""
+    if slot.spread is not None:
+        row = next(each.operand for each in program.stored if each.operand.value == slot.operand.value)
+        return SpreadPlace(bound, slot, row, offset, world)
+    inner = bound.place(slot.operand, offset)
+    if world.size > 1 and isinstance(slot.init, RandomSeed):
+        return SeedPlace(inner, slot.operand.type, world)
+    return inner
