@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from foreplan.cli.data import Arrays, read_arrays, samples_in
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.errors import ModelError, ShapeError, UsageError
+from foreplan.graph.flat import Flat
 from foreplan.options import Options
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Validation:
         sizes: how many samples each step takes, one after the other.
         left_out: how many samples at the end fill no step.
         averaged: the session whose averages of weights are measured; None: its weights are.
+        copied: the session whose weights are copied before they are measured, since they lie in parts; None: they are
+            used where they lie.
     """
 
     sessions: Mapping[int, Session]
@@ -34,6 +37,7 @@ class Validation:
     sizes: Sequence[int]
     left_out: int
     averaged: Session | None = None
+    copied: Session | None = None
 
     @property
     def names(self) -> list[str]:
@@ -44,6 +48,8 @@ class Validation:
         """The loss and the metrics by name: means over the samples."""
         sums: dict[str, float] = {}
         start = 0
+        if self.copied is not None:
+            self._copy(self.copied)
         with nullcontext() if self.averaged is None else self.averaged.averaged():
             for size in self.sizes:
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
@@ -51,6 +57,13 @@ class Validation:
                     sums[name] = sums.get(name, 0.0) + float(mean) * size
                 start += size
         return {name: total / start for name, total in sums.items()}
+
+    def _copy(self, training: Session) -> None:
+        """Copy the weights, or their averages."""
+        weights = training.state_dict(ema=training.keeps_averages)
+        for session in self.sessions.values():
+            for name in session.stored:
+                session.stored[name] = weights[name]
 
 
 def validation_of(model: str, settings: Settings, training: Session, path: str, metrics: Sequence[str]) -> Validation:
@@ -81,8 +94,12 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
             f"{path!r} has {samples} samples, a step takes {batch}, and the model has no step for fewer: give more"
         )
     taken = (batch, rest) if count else (rest,)
+    left_out = samples - sum(sizes)
+    if any(isinstance(slot.init, Flat) for slot in training.program.stored):
+        sessions = {size: part.bind() for size, part in zip(taken, parts)}
+        return Validation(sessions, arrays, sizes, left_out, copied=training)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, samples - sum(sizes), training if training.keeps_averages else None)
+    return Validation(sessions, arrays, sizes, left_out, training if training.keeps_averages else None)
 
 
 def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compiled:

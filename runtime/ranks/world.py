@@ -19,11 +19,13 @@ class World(Protocol):
         rank: this one, from 0 on.
         size: how many there are.
         name: of the library that moves bytes, for people.
+        neighbours: how many of the ranks run on this machine, this one among them.
     """
 
     rank: int
     size: int
     name: str
+    neighbours: int
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """Begin an exchange; the returned call waits until it is done.
@@ -48,7 +50,7 @@ class World(Protocol):
 class Alone:
     """One rank."""
 
-    rank, size, name = 0, 1, "one process"
+    rank, size, name, neighbours = 0, 1, "one process", 1
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """A copy."""
