@@ -277,17 +277,23 @@ class Compiled:
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
+        from foreplan.lower.traffic import Traffic
+
         program, memory = self.program, self.memory
         halves = [(program, self.plan, self.accumulate)]
         halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
-        costs = Totals(0, 0, 0, 0)
+        costs, traffic = Totals(0, 0, 0, 0), Traffic(1)
         for half, plan, times in halves:
             costs += half.costs(plan) * times
+            traffic += Traffic.of(half, plan) * times
         return {
             "model": program.model,
             "target": program.target,
             "mode": "inference" if program.loss is None else "training",
             "accumulate": self.accumulate,
+            "ranks": traffic.ranks,
+            "sent_bytes": traffic.sent,
+            "exchanges": traffic.exchanges,
             "weights": self.weights.to_json(),
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,

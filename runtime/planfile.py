@@ -15,6 +15,7 @@ import numpy as np
 
 from foreplan.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
+from foreplan.graph.flat import Flat
 from foreplan.lower import Call, Operand, Program, Slot
 from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
@@ -177,7 +178,7 @@ def _slot_record(role: str, slot: Slot, folder: str | None) -> dict[str, Any]:
 
 def weights_folder_of(program: Program) -> str | None:
     """The folder that holds all files with weights, also in subfolders; None where there are none."""
-    folders = {str(s.init.path.parent) for s in (*program.inputs, *program.stored) if isinstance(s.init, Stored)}
+    folders = {str(s.init.path.parent) for s in (*program.inputs, *program.tensors) if isinstance(s.init, Stored)}
     return os.path.commonpath(folders) if folders else None
 
 
@@ -188,4 +189,7 @@ def _init_record(init: Initializer, folder: str | None) -> Any:
         file = os.path.relpath(init.path, folder)
         place = {"file": file, "bytes": init.file_nbytes, "offset": init.offset, "before": init.before.hex()}
         return place | {"type": str(init.type)}
+    if isinstance(init, Flat):
+        members = [[each.name, each.start, str(each.type), _init_record(each.init, folder)] for each in init.members]
+        return {"ranks": init.ranks, "members": members}
     return str(init)

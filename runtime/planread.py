@@ -16,6 +16,7 @@ from foreplan.errors import ForeplanError, PlanError
 from foreplan.files import confined
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.blocks import Blocks
+from foreplan.graph.flat import Flat, Member
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import as_dtype, tensor_type
@@ -74,17 +75,23 @@ def _with_weights(program: Program, path: str, folder: str | Path | None) -> Pro
     base = os.path.dirname(os.path.realpath(path))
     named_from = base if folder is None else weights_folder_of(program)
 
-    def placed(slot: Slot) -> Slot:
-        if not isinstance(slot.init, Stored):
-            return slot
+    def there(name: str, init: Initializer) -> Initializer:
+        if isinstance(init, Flat):
+            members = (replace(each, init=there(each.name, each.init)) for each in init.members)
+            return replace(init, members=tuple(members))
+        if not isinstance(init, Stored):
+            return init
         try:
-            file = confined(base if folder is None else folder, os.path.relpath(slot.init.path, named_from))
+            file = confined(base if folder is None else folder, os.path.relpath(init.path, named_from))
         except ValueError as error:
             raise PlanError(
-                f"{path!r}: the weights of {slot.name!r} are not in a place that a plan may name: {error}. If the "
+                f"{path!r}: the weights of {name!r} are not in a place that a plan may name: {error}. If the "
                 "model is there and you trust it, give its folder (weights_folder=…, --weights-folder)"
             ) from None
-        return replace(slot, init=replace(slot.init, path=file))
+        return replace(init, path=file)
+
+    def placed(slot: Slot) -> Slot:
+        return slot if slot.init is None else replace(slot, init=there(slot.name, slot.init))
 
     return replace(program, inputs=tuple(map(placed, program.inputs)), stored=tuple(map(placed, program.stored)))
 
@@ -355,6 +362,8 @@ def _slot(record: Mapping[str, Any], folder: str, kept: Mapping[str, Slot]) -> S
 def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
     if isinstance(record, str):
         return parse_init(record, type, f"the content of {name!r}")
+    if "members" in record:
+        return Flat(tuple(_member(each, folder) for each in record["members"]), _int(record["ranks"]))
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
@@ -363,3 +372,10 @@ def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
         raise ValueError(f"the content of {name!r} is {held} at {record['offset']}, and not {type}")
     path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
     return Stored(path, record["offset"], held, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))
+
+
+def _member(record: Sequence[Any], folder: str) -> Member:
+    """A tensor of a row."""
+    name, start, text, init = record
+    type = tensor_type(_text(text))
+    return Member(_text(name), _int(start), type, _init(init, type, name, folder))

@@ -19,6 +19,7 @@ from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Pr
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import AUTO, chosen_target, why_numpy
 from foreplan.lower.valid import with_valid
+from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
 from foreplan.patterns import UNNAMED, Named
@@ -194,7 +195,8 @@ class _Lowering:
                 layout = self.where[old].window
                 index = self.new_value(value.name, value.type.nbytes, CATEGORIES[old.kind], role, region, home)
             else:
-                category = CATEGORIES[value.kind]
+                arrives = isinstance(node.op, Begin | Finish)
+                category = p.Category.COMMUNICATION if arrives else CATEGORIES[value.kind]
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])

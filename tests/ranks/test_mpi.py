@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -118,18 +119,17 @@ def _ranks_of(launcher: int) -> list[int]:
     """The processes that a launcher has started, in the order of ranks."""
     found = []
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                line, parent = (
-                    (folder / "cmdline").read_bytes(),
-                    (folder / "stat").read_text().rpartition(")")[2].split()[1],
-                )
-                above = (Path("/proc") / parent / "stat").read_text().rpartition(")")[2].split()[1]
-            except OSError:
-                continue
-            if b"foreplan" in line and b"-n\0" not in line and launcher in (int(parent), int(above)):
-                found.append(int(folder.name))
+        with contextlib.suppress(OSError, ValueError):
+            process = int(folder.name)
+            above = (_parent(process), _parent(_parent(process)))  # the launcher has a helper on each machine
+            line = (folder / "cmdline").read_bytes()
+            if launcher in above and b"foreplan" in line and b"-n\0" not in line:
+                found.append(process)
     return sorted(found)
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize(
