@@ -7,7 +7,8 @@ import hashlib
 from foreplan.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.planner.plan import Plan
-from foreplan.runtime.ranks.world import ALONE, World, current
+from foreplan.runtime.ranks.launch import current
+from foreplan.runtime.ranks.world import ALONE, World
 from foreplan.version import VERSION
 
 _WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed")

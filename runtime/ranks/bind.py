@@ -9,7 +9,8 @@ import numpy as np
 
 from foreplan.ops.collective import Begin, Collective, Finish, OfRank
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import World, current
+from foreplan.runtime.ranks.launch import current
+from foreplan.runtime.ranks.world import World
 
 Arrays = Sequence[np.ndarray]
 

@@ -1,10 +1,7 @@
-"""What a session needs of the ranks of its job, and the world that this thread is in."""
+"""What a session needs of the ranks of its job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,25 +66,3 @@ class Alone:
 
 
 ALONE = Alone()
-_in_use: ContextVar[World | None] = ContextVar("world", default=None)
-
-
-def current() -> World:
-    """The world of this thread: that of `using`, or else of the launcher that started this process.
-
-    Raises:
-        TargetError: a launcher started several processes, and what moves bytes between them is missing or does not fit.
-    """
-    from foreplan.runtime.ranks.launch import launched
-
-    return _in_use.get() or launched()
-
-
-@contextmanager
-def using(world: World) -> Iterator[None]:
-    """Let this thread be a rank of a world until the block ends."""
-    token = _in_use.set(world)
-    try:
-        yield
-    finally:
-        _in_use.reset(token)

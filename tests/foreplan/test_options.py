@@ -39,6 +39,8 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "split": st.dictionaries(TEXTS, st.integers(2, 99), max_size=3),
     "fission": st.sampled_from(("auto", "off")),
     "accumulate": st.integers(1, 1000),
+    "ranks": st.integers(1, 1000),
+    "shard": st.sampled_from(("none", "state", "gradients", "parameters")),
     "offload": st.booleans(),
     "prefetch": st.booleans(),
     "prepack": st.booleans(),
