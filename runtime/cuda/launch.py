@@ -260,38 +260,7 @@ class Multiply:
         return f"{self.d.rows} x {self.d.columns} x {self.terms}, {types}{many}"
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """An exchange with other ranks, by NCCL, which begins: it goes on beside later work, until an `Await`.
-
-    Attributes:
-        kind, peer: see `foreplan.ops.collective.Begin`.
-        source: what this rank sends, and `nbytes` its bytes.
-        target: where it arrives.
-    """
-
-    kind: str
-    peer: int
-    source: Address
-    target: Address
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Await:
-    """Later work waits for the exchange that arrives at a place."""
-
-    target: Address
-
-
-@dataclass(frozen=True)
-class Choose:
-    """A copy or zeros that depend on the rank: of each, what it runs."""
-
-    choices: tuple[Copy | Clear, ...]
-
-
-Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Await | Choose
+Instruction = Launch | Copy | Clear | Execute | Multiply
 
 
 @dataclass(frozen=True)
@@ -333,12 +302,10 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
     if isinstance(each, Launch):
         words = (moved(word) if isinstance(word, Address) else word for word in each.arguments)
         return replace(each, arguments=tuple(words))
-    if isinstance(each, Copy | Exchange):
+    if isinstance(each, Copy):
         return replace(each, target=moved(each.target), source=moved(each.source))
-    if isinstance(each, Clear | Await):
+    if isinstance(each, Clear):
         return replace(each, target=moved(each.target))
-    if isinstance(each, Choose):
-        raise TypeError(f"{each} stands alone in its kernel, and is never relocated")
     if isinstance(each, Execute):
         operands = tuple((uid, moved(place)) for uid, place in each.operands)
         return replace(each, operands=operands, workspace=moved(each.workspace))

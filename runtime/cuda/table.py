@@ -15,7 +15,6 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import (
     attention,
     biased,
-    collective,
     conv,
     index,
     join,
@@ -140,14 +139,6 @@ PRODUCTS = _cublaslt(lt.lt_kernels)
 PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels)
 
 
-EXCHANGES = CudaFamily(
-    {},
-    in_c_order,
-    collective.reads,
-    libraries=(Library(collective.NCCL, collective.exchanges, collective.exchange_named),),
-)
-
-
 def _product(make: Make, **more: Any) -> CudaFamily:
     return _own(make, libraries=(PRODUCTS,), own_price=lt.own_nanoseconds, **more)
 
@@ -212,10 +203,6 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "first_equal": _own(index.first_equal, reads=index.indices_reads),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),
-    "begin_exchange": EXCHANGES,
-    "finish_exchange": EXCHANGES,
-    "own_part": _own(collective.own_part, reads=collective.reads),
-    "only_on": _own(collective.only_on, reads=collective.reads),
     "conv": _convolution(conv.conv, images),
     "conv_data_grad": _convolution(conv.data_gradient, images),
     "conv_weight_grad": _convolution(conv.weight_gradient),
@@ -224,9 +211,8 @@ FAMILIES: Mapping[str, CudaFamily] = {
 
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device) -> LaunchKernel | None:
-    make = FAMILIES[op.name].ways.get(OWN)
     try:
-        return make(op, inputs, outputs, device) if make else None
+        return FAMILIES[op.name].ways[OWN](op, inputs, outputs, device)
     except Refused:
         return None
 
