@@ -25,6 +25,8 @@ SEND, RECV = "send", "recv"
 KINDS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV)
 MOST_RANKS = 1 << 20
 _TREE = (92, 100)  # of a link's bandwidth, which trees reach: NCCL's src/graph/tuning.cc
+_FLAGS = 2  # short messages have a flag beside each word
+_ACROSS = 8  # and reach an eighth of the bandwidth between nodes: NCCL's llMaxBws beside eight adapters
 _SECOND = 1_000_000_000
 
 
@@ -201,8 +203,8 @@ def nanoseconds(kind: str, nbytes: int, cluster: Cluster) -> int:
     """The predicted time of a collective with nothing else under way: that of the best way, as NCCL chooses.
 
     A way takes a latency, which depends on the hops, and a time for the bytes, at the bandwidth of the slowest link
-    that they pass (Hockney 1994). Messages go in one of two forms: short ones carry a flag in every word, which halves
-    the bandwidth and saves waiting (NCCL's protocol LL); long ones go in large pieces (its protocol Simple).
+    that they pass (Hockney 1994). Messages go in one of two forms: short ones have a flag beside every word, which
+    saves waiting and costs bandwidth (NCCL's protocol LL); long ones go in large pieces (its protocol Simple).
 
     References: Hockney, "The communication challenge for MPP", 1994; Thakur, Rabenseifner and Gropp 2005; NCCL,
     src/graph/tuning.cc, for the latencies of rings and trees over nodes and for the choice of the least; Hu et al.,
@@ -228,12 +230,13 @@ def nanoseconds(kind: str, nbytes: int, cluster: Cluster) -> int:
 
 def _message(nbytes: int, cluster: Cluster, short: bool) -> int:
     """From each rank to one other, all at once: over the slower link, of those that there are."""
-    used = [
-        link
-        for link, is_used in ((cluster.inside, cluster.devices > 1), (cluster.between, cluster.nodes > 1))
-        if is_used
-    ]
-    times = [_hop(link, short) + _time(_coded(nbytes, short), link.of_device(cluster.devices)) for link in used]
+    devices, times = cluster.devices, []
+    if devices > 1:
+        rate = _rate(cluster.inside.of_device(devices), short, _FLAGS)
+        times.append(_hop(cluster.inside, short) + _time(nbytes, rate))
+    if cluster.nodes > 1:
+        rate = _rate(cluster.between.of_device(devices), short, _ACROSS)
+        times.append(_hop(cluster.between, short) + _time(nbytes, rate))
     return _start(cluster) + max(times)
 
 
@@ -285,15 +288,16 @@ def _hop(link: Link, short: bool) -> int:
 
 def _streams(sent: int, leaving: int, cluster: Cluster, short: bool) -> int:
     """The time of the bytes that each device sends in its node, and of those that leave each node, at the same time."""
-    devices = cluster.devices
-    within = _time(_coded(sent, short), cluster.inside.of_device(devices)) if devices > 1 else 0
-    across = _time(_coded(leaving, short), cluster.between.of_node(devices)) if cluster.nodes > 1 else 0
+    devices, within, across = cluster.devices, 0, 0
+    if devices > 1:
+        within = _time(sent, _rate(cluster.inside.of_device(devices), short, _FLAGS))
+    if cluster.nodes > 1:
+        across = _time(leaving, _rate(cluster.between.of_node(devices), short, _ACROSS))
     return max(within, across)
 
 
-def _coded(nbytes: int, short: bool) -> int:
-    """With the flags of short messages."""
-    return 2 * nbytes if short else nbytes
+def _rate(bytes_per_second: int, short: bool, factor: int) -> int:
+    return max(1, bytes_per_second // factor) if short else bytes_per_second
 
 
 def _time(nbytes: int, bytes_per_second: int) -> int:

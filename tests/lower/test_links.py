@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,7 @@ from foreplan.lower.links import (
 )
 from foreplan.runtime.cuda.device import devices
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "links.md").read_text()
 NDR = link_named("infiniband-ndr")
 # NCCL's kinds of hardware: NVIDIA/nccl, src/graph/topo.h, in GB/s a link or a port.
 NCCL = {"nvlink3": 12 * 20.0, "nvlink4": 18 * 20.6, "nvlink5": 18 * 40.1, "pcie3": 12.0}
@@ -202,3 +205,24 @@ def test_what_is_no_collective() -> None:
 def test_a_cards_profile_names_a_link() -> None:
     profile = target_named("cuda:h100").profile
     assert isinstance(profile, fp.lower.DeviceProfile) and (profile.link, profile.per_node) == ("nvlink4", 8)
+
+
+def row(link: Link) -> str:
+    """Of the table in docs/links.md."""
+    rates = [f"{rate / 10**9:,.4g}" for rate in (link.bytes_per_second, link.ring_bytes_per_second)]
+    hops = [f"{hop / 1000:,.4g}" for hop in (link.hop_nanoseconds, link.bulk_hop_nanoseconds)]
+    source = dict(link.sources)["ring_bytes_per_second"]
+    return f"| {' | '.join((f'`{link.name}`', link.title, *rates, *hops, source))} |"
+
+
+def test_the_page_shows_every_link() -> None:
+    table = re.findall(r"^\| link \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.M)
+    assert table == ["".join(f"{row(link)}\n" for link in links().values())]
+
+
+def test_the_page_s_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(compile(code, "links.md", "exec"), {})
+    sent, time = capsys.readouterr().out.splitlines()
+    assert sent == "29.53125 GB sent by each rank"  # 2 · 63 / 64 of 15 GB
+    assert 70 < float(time.split()[0]) < 90
