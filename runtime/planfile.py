@@ -23,7 +23,7 @@ from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-FORMAT = "foreplan.plan.8"
+FORMAT = "foreplan.plan.9"
 DERIVED = ("accumulate",)  # options that follow from the rest of the file
 
 

@@ -215,6 +215,8 @@ def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
         needs=_each(record["needs"], lambda pair: (_text(pair[0]), _text(pair[1]))),
         memory_bytes=None if record["memory_bytes"] is None else _int(record["memory_bytes"]),
         narrow=_text(record["narrow"]),
+        link=_text(record["link"]),
+        per_node=None if record["per_node"] is None else _int(record["per_node"]),
     )
 
 
