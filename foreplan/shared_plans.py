@@ -44,10 +44,11 @@ def shared(name: str) -> bytes | None:
 
 def share(name: str, content: bytes) -> None:
     """Put content there under a file name, unless it is too large."""
-    place, whole = _place(os.environ[VARIABLE]), sealed(content)
-    if place is not None and len(whole) <= LARGEST:
+    place = _place(os.environ[VARIABLE])
+    if place is not None:
         try:
-            place.write(name, whole)
+            if len(whole := sealed(content)) <= LARGEST:
+                place.write(name, whole)
         except Exception as error:
             _tell("written to", _reason(error))
 
