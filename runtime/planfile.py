@@ -19,6 +19,7 @@ from foreplan.graph.flat import Flat
 from foreplan.lower import Call, Operand, Program, Slot
 from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
+from foreplan.planner.records import plan_records
 from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
@@ -75,23 +76,6 @@ def plan_text(
         lines += ["}"]
     body = "\n".join(lines)
     return f'{{"format": "{FORMAT}",\n"sha256": "{digest_of(body)}",\n{body}\n}}\n'
-
-
-def plan_records(plan: Plan) -> dict[str, Any]:
-    """A plan as records of a file, which `plan_of` reads."""
-    return {
-        "plan": {
-            "problem": plan.problem_digest,
-            "budget": plan.budget,
-            "arena_bytes": plan.arena_bytes,
-            "lower_bound_bytes": plan.lower_bound_bytes,
-            "heights": list(plan.heights),
-            "certificate": dataclasses.asdict(plan.certificate),
-        },
-        "starts": [list(pair) for pair in plan.starts],
-        "steps": [[step.action, list(step.reads), list(step.writes), step.workspace] for step in plan.steps],
-        "ends": [list(pair) for pair in plan.ends],
-    }
 
 
 def digest_of(body: str) -> str:
