@@ -97,7 +97,7 @@ def estimate(
         return
     echo(_headline(figures))
     if figures["ranks"] > 1:
-        echo(_traffic(figures))
+        echo(_exchanges(figures))
     if compiled.program.loss is not None:
         echo(weights.line)
     echo()
@@ -146,11 +146,12 @@ def _headline(figures: dict[str, Any]) -> str:
     )
 
 
-def _traffic(figures: dict[str, Any]) -> str:
-    """What a rank sends."""
+def _exchanges(figures: dict[str, Any]) -> str:
+    """What a rank sends, and how long that takes."""
+    took, step = (format_seconds(figures[name]) for name in ("exchange_seconds", "predicted_seconds"))
     return (
-        f"one of {figures['ranks']:,} ranks; in a step each sends {format_bytes(figures['sent_bytes'])}, in "
-        f"{figures['exchanges']:,} exchanges"
+        f"one of {figures['ranks']:,} ranks; in a step each sends {format_bytes(figures['sent_bytes'])} in "
+        f"{figures['exchanges']:,} exchanges, predicted {took} of {step}, partly beside computing"
     )
 
 

@@ -18,7 +18,8 @@ from foreplan import once
 from foreplan.cli.data import read_array
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
 from foreplan.errors import UsageError
-from foreplan.options import USUAL, Options, Said, said_of
+from foreplan.option_fields import Said, said_of
+from foreplan.options import USUAL, Options
 
 if TYPE_CHECKING:
     import rich.console

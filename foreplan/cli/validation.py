@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from foreplan.cli.data import Arrays, read_arrays, samples_in
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.errors import ModelError, ShapeError, UsageError
-from foreplan.graph.flat import Flat
 from foreplan.options import Options
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
     """
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
+    from foreplan.graph.flat import Flat
+
     arrays = read_arrays(path)
     whole = _compiled(model, settings, metrics)
     samples, batch = samples_in(whole.program, arrays, path)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import foreplan as fp
 from foreplan.arguments import REMAT
 from foreplan.cli.main import cli
-from foreplan.options import PRECISIONS, Options, said_of
+from foreplan.option_fields import said_of
+from foreplan.options import PRECISIONS, Options
 from foreplan.passes import PRECISIONS as TYPES
 
 NAMES = [each.name for each in fields(Options)]
@@ -40,6 +41,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "fission": st.sampled_from(("auto", "off")),
     "accumulate": st.integers(1, 1000),
     "ranks": st.integers(1, 1000),
+    "links": st.sampled_from(("", "nvlink4", "pcie4*4+ethernet-100g")),
     "shard": st.sampled_from(("none", "state", "gradients", "parameters")),
     "offload": st.booleans(),
     "prefetch": st.booleans(),

@@ -11,7 +11,7 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.graph.text import parse_graph
-from foreplan.lower.traffic import Traffic
+from foreplan.lower.exchanges import Exchanges
 from foreplan.ops.collective import Begin, Finish
 from foreplan.runtime.planfile import digest_of
 from foreplan.runtime.ranks.check import check_exchanges
@@ -54,7 +54,7 @@ def test_exchanges_are_begun_before_they_are_waited_for() -> None:
     made = step(4)
     calls = [made.program.calls[each.action].op for each in made.plan.steps]
     kinds = [type(op).__name__ for op in calls if isinstance(op, Begin | Finish)]
-    assert kinds.count("Begin") == kinds.count("Finish") == Traffic.of(made.program, made.plan).exchanges
+    assert kinds.count("Begin") == kinds.count("Finish") == Exchanges.of(made.program, made.plan).count
     assert kinds[:2] == ["Begin", "Begin"]
 
 
