@@ -25,7 +25,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 help:
 	@echo "make setup       create .venv with what the demo needs"
 	@echo "make setup-browser add Chromium, playwright and Perfetto, for the tests that look at the memory map and at traces"
-	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
+	@echo "make setup-cuda  add what plans for a card and runs on one (2.5 GB; CUDA=12 for drivers before 580)"
 	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax, its page of snapshots and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        the tests that every change needs (ten minutes on two cores)"
@@ -162,6 +162,7 @@ gpu-check:
 	@failed=0; \
 	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_memory_on_card.py || failed=1; \
 	$(GPU_PYTHON) -m pytest -m cuda -n 6 --dist worksteal tests/gpu/test_on_card.py || failed=1; \
+	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_on_cards.py || failed=1; \
 	exit $$failed
 
 gpu-bench:

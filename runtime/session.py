@@ -103,10 +103,11 @@ class Session(Kept):
         verify(plan, program)
         if update is not None:
             update.verify(program, plan)
-        self._world = check_alike(program, plan, seed)
+        self._info = engine_info(program.target)
+        way = "call by call" if poison or not capture else "as one graph"
+        self._world = check_alike(program, plan, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update
         self._graphs = graphs
-        self._info = engine_info(program.target)
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.arguments import flag, instance, whole
@@ -205,8 +205,17 @@ class _Lowering:
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
+        if isinstance(node.op, Begin):
+            self.stay((operands[0], writes[0]))
         for kernel, price in self.candidates(node.op, operands, writes):
             self.act(node.op, kernel, price, operands, writes, node.name, node.source)
+
+    def stay(self, under_way: Iterable[Operand]) -> None:
+        """Let what is sent, and the place of what arrives, be made once, and stay until the exchange is done."""
+        for operand in under_way:
+            value = self.values[operand.value]
+            if value.role is p.Role.TRANSIENT:
+                self.values[operand.value] = replace(value, kept=True)
 
     def candidates(
         self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]

@@ -119,7 +119,7 @@ class _Choice:
     def applied(self, target: Target) -> Program:
         by_option = {option: {v for v, match in self.chosen.items() if match.option == option} for option in DONE}
         kept = by_option["keep"]
-        values = tuple(replace(value, kept=v in kept) for v, value in enumerate(self.program.values))
+        values = tuple(replace(value, kept=value.kept or v in kept) for v, value in enumerate(self.program.values))
         program = replace(self.program, values=values)
         again = with_values_again(program, target, by_option["recompute"], by_option["to_host"])
         for match in self.chosen.values():

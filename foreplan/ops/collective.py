@@ -390,7 +390,10 @@ class Finish(Collective):
     """
 
     name: ClassVar[str] = "finish_exchange"
-    any_strides: ClassVar[bool] = True
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """What is sent is the copy without gaps that was begun with, if there is one: its bytes stay until then."""
+        return index > 1
 
     @property
     def completes(self) -> bool:

@@ -9,13 +9,14 @@ from foreplan.calibration import Kind, Table, known
 LIBRARIES = ("cudnn", "cublaslt")
 _ALWAYS = ("context_bytes", "code_bytes", "graph_bytes_per_launch")
 _OF_LIBRARIES = tuple(f"{name}_bytes" for name in LIBRARIES)  # of those with which it was made
+_OF_RANKS = ("nccl_bytes", "nccl_bytes_per_peer")  # which takes several cards to measure
 CARDS = Kind(
     file="calibration.toml",
     package="foreplan.runtime.cuda",
     key="card",
     always=_ALWAYS,
-    perhaps=_OF_LIBRARIES,
-    assumed=("context_bytes_per_thread", *_ALWAYS[1:], *_OF_LIBRARIES),
+    perhaps=(*_OF_LIBRARIES, *_OF_RANKS),
+    assumed=("context_bytes_per_thread", *_ALWAYS[1:], *_OF_LIBRARIES, *_OF_RANKS),
     where="on cards",
     page="docs/cuda.md",
 )

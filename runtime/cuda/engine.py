@@ -14,8 +14,11 @@ from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.cuda.launch import (
     ALIGNMENT,
     Address,
+    Await,
+    Choose,
     Clear,
     Copy,
+    Exchange,
     Execute,
     Instruction,
     Launch,
@@ -26,6 +29,7 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.driver import Card
 from foreplan.runtime.cuda.libraries.nvrtc import architecture_of, figures, key_of
+from foreplan.runtime.cuda.links import Links
 from foreplan.runtime.cuda.memory import DeviceAhead, DeviceMemory, DevicePlace, span_of, told
 from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from foreplan.runtime.cuda.target import CudaTarget
@@ -78,7 +82,8 @@ class CudaBound:
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once, call by call, with `watch` called around every step.
 
-        The card is held back until a step's calls are queued: what a step takes is then the card's time alone.
+        The card is held back until a step's calls are queued: what a step takes is then the card's time alone. An
+        exchange ends in the step that begins it.
         """
         start, end = self.card.event(), self.card.event()
         for i, (hold, calls) in enumerate(zip(self._holds, self.of_step)):
@@ -88,6 +93,7 @@ class CudaBound:
                 start.record()
                 for call in calls:
                     call()
+                self.card.settle()
                 end.record()
                 end.wait()
                 seconds = end.seconds_since(start)
@@ -144,12 +150,25 @@ class CudaBound:
         try:
             with told(f"while node {call.node!r} was bound", harmless=True):
                 made = [
-                    ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset, self._code(each))
+                    self._call(each, lambda place: starts[place.of][place.index] + place.offset)
                     for each in kernel.instructions
                 ]
         except PlanError as error:
             raise PlanError(f"node {call.node!r}: {error}") from None
         return [run for run in made if run is not None]
+
+    def _call(self, instruction: Instruction, where: Where) -> Run | None:
+        """One instruction as a call of this rank; None where there is nothing to do."""
+        if isinstance(instruction, Choose):
+            instruction = instruction.choices[self._links.world.rank]
+        if isinstance(instruction, Exchange | Await):
+            return self._links.bind(instruction, where)
+        return ready(self.card, instruction, where, self._code(instruction))
+
+    @cached_property
+    def _links(self) -> Links:
+        """What goes between ranks."""
+        return Links(self.card)
 
     def _code(self, instruction: Instruction) -> bytes | None:
         """The machine code of a launch, where the program has it."""
@@ -188,7 +207,7 @@ def _entries(code: bytes) -> Collection[str]:
 
 
 def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None = None) -> Run | None:
-    """One instruction as a call on a card; None where there is nothing to do.
+    """One instruction of one rank as a call on a card; None where there is nothing to do.
 
     Args:
         where: gives the address of a place.
@@ -201,10 +220,10 @@ def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None
         return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
     if isinstance(instruction, Multiply):
         return card.multiplying(instruction, tuple(map(where, instruction.places)), where(instruction.workspace))
+    assert isinstance(instruction, Clear | Copy), instruction
     target, nbytes = where(instruction.target), instruction.nbytes
     if isinstance(instruction, Clear):
         return card.filling(target, 0, nbytes) if nbytes else None
-    assert isinstance(instruction, Copy)
     source = where(instruction.source)
     return card.copying(target, source, nbytes) if source != target and nbytes else None
 

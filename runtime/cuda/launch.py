@@ -260,7 +260,38 @@ class Multiply:
         return f"{self.d.rows} x {self.d.columns} x {self.terms}, {types}{many}"
 
 
-Instruction = Launch | Copy | Clear | Execute | Multiply
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange with other ranks, by NCCL, which begins: it goes on beside later work, until an `Await`.
+
+    Attributes:
+        kind, peer: see `foreplan.ops.collective.Begin`.
+        source: what this rank sends, and `nbytes` its bytes.
+        target: where it arrives.
+    """
+
+    kind: str
+    peer: int
+    source: Address
+    target: Address
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Await:
+    """Later work waits for the exchange that arrives at a place."""
+
+    target: Address
+
+
+@dataclass(frozen=True)
+class Choose:
+    """What each rank runs, in the order of ranks; these launch nothing."""
+
+    choices: tuple[Instruction, ...]
+
+
+Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Await | Choose
 
 
 @dataclass(frozen=True)
@@ -302,10 +333,12 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
     if isinstance(each, Launch):
         words = (moved(word) if isinstance(word, Address) else word for word in each.arguments)
         return replace(each, arguments=tuple(words))
-    if isinstance(each, Copy):
+    if isinstance(each, Copy | Exchange):
         return replace(each, target=moved(each.target), source=moved(each.source))
-    if isinstance(each, Clear):
+    if isinstance(each, Clear | Await):
         return replace(each, target=moved(each.target))
+    if isinstance(each, Choose):
+        return Choose(tuple(relocated(choice, moved) for choice in each.choices))
     if isinstance(each, Execute):
         operands = tuple((uid, moved(place)) for uid, place in each.operands)
         return replace(each, operands=operands, workspace=moved(each.workspace))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from foreplan.calibration import Table
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
+from foreplan.ops.collective import Begin
 from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
@@ -25,7 +26,15 @@ def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     nodes = sum(1 for half in halves for _ in instructions(*half, device))
     libraries = libraries_of(half.calls[step.action].kernel for half, planned in halves for step in planned.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
-    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)
+    begun = [call.op for half, _ in halves for call in half.calls if isinstance(call.op, Begin)]
+    peers = max((_peers(op, device) for op in begun), default=None)
+    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table, peers)
+
+
+def _peers(op: Begin, device: Device) -> int:
+    """Cards of the same node that one sends to or gets from by itself; other exchanges go around rings."""
+    others = min(op.ranks, device.per_node or op.ranks) - 1
+    return {"all_to_all": others, "shift": min(2, others)}.get(op.kind, 0)
 
 
 def outside_arena(
@@ -35,6 +44,7 @@ def outside_arena(
     libraries: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     table: Table | None = None,
+    peers: int | None = None,
 ) -> tuple[Part, ...]:
     """The memory that a session holds on a card besides its arena; nvidia-smi shows the sum.
 
@@ -45,6 +55,7 @@ def outside_arena(
         libraries: those of LIBRARIES that the step calls.
         versions: known ones, of `driver`, `cuda`, `cudnn` and `cupy`.
         table: by default the calibrations that come with foreplan, and the user's.
+        peers: other cards that this one sends to by itself; None: it exchanges nothing.
 
     Raises:
         TargetError: the user's calibrations cannot be read.
@@ -72,5 +83,7 @@ def outside_arena(
         part("context", "context_bytes"),
         part("code of kernels", "code_bytes"),
         *(part(name, f"{name}_bytes") for name in LIBRARIES if name in libraries),
+        *([] if peers is None else [part("nccl", "nccl_bytes")]),
+        *([part("nccl's buffers for others", "nccl_bytes_per_peer", peers)] if peers else []),
         part("captured graph", "graph_bytes_per_launch", launches),
     )

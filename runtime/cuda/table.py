@@ -15,6 +15,7 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import (
     attention,
     biased,
+    collective,
     conv,
     index,
     join,
@@ -38,6 +39,7 @@ from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, atte
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels
 from foreplan.runtime.cuda.launch import USUAL, Arithmetic, LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
+from foreplan.runtime.ranks import nccl
 
 OWN = "launches"  # the name of foreplan's own kernels in plans
 OWN_TF32 = f"{OWN} tf32"  # of those that multiply on tensor cores
@@ -139,6 +141,14 @@ PRODUCTS = _cublaslt(lt.lt_kernels)
 PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels)
 
 
+EXCHANGES = CudaFamily(
+    {},
+    in_c_order,
+    collective.reads,
+    libraries=(Library(nccl.NAME, collective.exchanges, collective.exchange_named),),
+)
+
+
 def _product(make: Make, **more: Any) -> CudaFamily:
     return _own(make, libraries=(PRODUCTS,), own_price=lt.own_nanoseconds, **more)
 
@@ -203,6 +213,10 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "first_equal": _own(index.first_equal, reads=index.indices_reads),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),
+    "begin_exchange": EXCHANGES,
+    "finish_exchange": EXCHANGES,
+    "own_part": _own(collective.own_part, reads=collective.reads),
+    "only_on": _own(collective.only_on, reads=collective.reads),
     "conv": _convolution(conv.conv, images),
     "conv_data_grad": _convolution(conv.data_gradient, images),
     "conv_weight_grad": _convolution(conv.weight_gradient),
@@ -211,8 +225,9 @@ FAMILIES: Mapping[str, CudaFamily] = {
 
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device) -> LaunchKernel | None:
+    make = FAMILIES[op.name].ways.get(OWN)
     try:
-        return FAMILIES[op.name].ways[OWN](op, inputs, outputs, device)
+        return make(op, inputs, outputs, device) if make else None
     except Refused:
         return None
 

@@ -11,28 +11,31 @@ from foreplan.runtime.ranks.launch import current
 from foreplan.runtime.ranks.world import ALONE, World
 from foreplan.version import VERSION
 
-_WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed")
+_WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed", "another way to run")
 
 
-def check_alike(program: Program, plan: Plan, seed: int) -> World:
+def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World:
     """The ranks that run a step, after a check that it is the same on all of them. All ranks do it at the same time.
 
+    Args:
+        way: how it runs, where this must be the same on all of them.
+
     Raises:
-        SessionError: there are more ranks or fewer than it was planned for; or one has another model, plan, version or
-            seed: says which.
+        SessionError: there are more ranks or fewer than it was planned for; or one has another model, plan, version,
+            seed or way: says which.
         TargetError: see `foreplan.runtime.ranks.current`.
     """
     if program.ranks == 1:
         return ALONE
     world = current()
-    told = world.gather((program.ranks, VERSION, digest_of(program, plan), seed))
+    told = world.gather((program.ranks, VERSION, digest_of(program, plan), seed, way))
     for number, what in enumerate(_WHAT):
         others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
         if others:
             which = f"rank {others[0]} has" if len(others) == 1 else f"ranks {_listed(others)} have"
             raise SessionError(
                 f"{which} {what} than rank 0 ({told[others[0]][number]} instead of {told[0][number]}): all ranks must "
-                "compile one model with the same options, or read one plan file"
+                "compile one model with the same options, or read one plan file, and bind it alike"
             )
     if program.ranks != world.size:
         raise SessionError(

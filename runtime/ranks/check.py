@@ -9,8 +9,8 @@ from foreplan.planner.plan import Plan
 
 
 def check_exchanges(program: Program, plan: Plan) -> None:
-    """Check that every exchange that a plan begins is finished, once, by an action that also reads what is sent; and
-    that all are of one number of ranks.
+    """Check that every exchange that a plan begins is finished, once, by an action that also reads what is sent, in the
+    same place and not computed again meanwhile; and that all are of one number of ranks.
 
     The verifier then proves that what is sent stays, and that nothing else has the bytes of what arrives until then.
 
@@ -33,15 +33,25 @@ def check_exchanges(program: Program, plan: Plan) -> None:
         if any(operand.value in begins for operand in call.inputs):
             raise PlanError(f"{where}: reads what has not arrived")
     under_way: dict[int, Call] = {}
+    places: dict[int, set[int]] = {}  # of what is sent, by what arrives; -1: it was made again meanwhile
     for step in plan.steps:
         if not 0 <= step.action < len(program.calls):
             continue  # which the verifier tells
-        call = program.calls[step.action]
+        action, call = program.actions[step.action], program.calls[step.action]
+        reads = dict(zip(action.reads, step.reads))
+        for value, begun in under_way.items():
+            if begun.inputs[0].value in action.writes:
+                places[value].add(-1)
         if isinstance(call.op, Begin):
             if call.outputs[0].value in under_way:
                 raise PlanError(f"node {call.node!r}: begins once more what is under way")
             under_way[call.outputs[0].value] = call
-        elif isinstance(call.op, Finish) and under_way.pop(call.inputs[0].value, None) is None:
-            raise PlanError(f"node {call.node!r}: waits for what was not begun")
+            places[call.outputs[0].value] = {reads.get(call.inputs[0].value, 0)}
+        elif isinstance(call.op, Finish):
+            value, sent = (operand.value for operand in call.inputs[:2])
+            if under_way.pop(value, None) is None:
+                raise PlanError(f"node {call.node!r}: waits for what was not begun")
+            if places[value] != {reads.get(sent, 0)}:
+                raise PlanError(f"node {call.node!r}: {program.values[sent].name!r} was made again while it was sent")
     if under_way:
         raise PlanError(f"node {next(iter(under_way.values())).node!r}: what it begins is never waited for")

@@ -12,12 +12,13 @@ from functools import lru_cache
 from foreplan.errors import TargetError
 from foreplan.runtime.ranks.world import ALONE, World
 
-# Who sets which variables: (rank, size). MPICH's mpiexec sets those that Intel MPI and MVAPICH set, too.
+# Who sets which variables: (rank, size, rank among those of its machine). MPICH's mpiexec sets those that Intel MPI and
+# MVAPICH set, too.
 _LAUNCHERS = (
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("mpiexec", "PMI_RANK", "PMI_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
 INSTALL = "pip install 'foreplan[mpi]' brings mpi4py, an MPI library and its launcher"
 
@@ -30,11 +31,13 @@ class Launch:
         launcher: its name, for people.
         rank: of this process.
         size: the number of processes.
+        local: the rank among those of its machine; of a launcher that does not tell, the rank.
     """
 
     launcher: str
     rank: int
     size: int
+    local: int
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch | None:
@@ -43,16 +46,17 @@ def launch_of(environment: Mapping[str, str]) -> Launch | None:
     Raises:
         TargetError: its variables contradict one another.
     """
-    for launcher, rank, size in _LAUNCHERS:
+    for launcher, rank, size, local in _LAUNCHERS:
         if rank not in environment or size not in environment:
             continue
         if launcher == "srun" and "SLURM_STEP_ID" not in environment:  # a batch script, before any srun
             continue
         try:
-            found = Launch(launcher, int(environment[rank]), int(environment[size]))
+            here = int(environment.get(local, environment[rank]))
+            found = Launch(launcher, int(environment[rank]), int(environment[size]), here)
         except ValueError:
-            found = Launch(launcher, 0, 0)
-        if not 0 <= found.rank < found.size:
+            found = Launch(launcher, 0, 0, 0)
+        if not 0 <= found.rank < found.size or found.local < 0:
             raise TargetError(
                 f"{launcher} says {rank}={environment[rank]} and {size}={environment[size]}, which is no rank of a "
                 "job: start all processes by one launcher, or unset both"
@@ -82,7 +86,7 @@ def launched() -> World:
     if world.size != found.size:
         raise TargetError(
             f"{found.launcher} started {found.size} processes, and {world.name}, which mpi4py uses, sees {world.size}: "
-            f"start them by the launcher of that library; {INSTALL}"
+            f"start them by the launcher of that library (mpiexec -n {found.size} …), for cards too; {INSTALL}"
         )
     return world
 

@@ -1,13 +1,14 @@
 """A card that is not there: its memory is host memory, and its launches run on the CPU.
 
 What is queued runs when something waits for it, as late as it may on a card, so that a wait that is missing shows. What
-is queued beside may run as early as it may instead: what it has to wait for then shows too.
+is queued beside, and exchanges, may run as early as they may instead: what they have to wait for then shows too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -23,6 +24,8 @@ from foreplan.runtime.cuda.target import CudaTarget
 from tests.gpu.compiled import compile_all, function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
+MAIN, COPIES, LINKS = range(3)  # queues
+_running = threading.Lock()  # a kernel keeps the numbers of its threads in variables of the whole process
 
 
 class OwnTarget(CudaTarget):
@@ -48,13 +51,17 @@ class FakeBlock:
 class FakeEvent:
     """Counts how often it was recorded, and reached: a record while one is on its way does not make that one count."""
 
-    def __init__(self, card: FakeCard, beside: bool) -> None:
-        self.card, self.beside = card, beside
+    def __init__(self, card: FakeCard, queue: int) -> None:
+        self.card, self.queue = card, queue
         self.recorded = self.reached = 0
 
     def record(self) -> None:
+        if self.card.recording is not None:
+            self.card.marked.add(self)
+            self.card.recording.append(self.record)
+            return
         self.recorded += 1
-        self.card.enqueue(partial(self._reach, self.recorded), self.beside)
+        self.card.enqueue(partial(self._reach, self.recorded), self.queue)
 
     def _reach(self, count: int) -> None:
         self.reached = count
@@ -64,7 +71,7 @@ class FakeEvent:
 
     def reach(self, count: int) -> None:
         while self.reached < count:
-            self.card.run_next(self.beside)
+            self.card.run_next(self.queue)
 
     def seconds_since(self, earlier: FakeEvent) -> float:
         assert self.reached == self.recorded and earlier.reached == earlier.recorded
@@ -72,7 +79,7 @@ class FakeEvent:
 
 
 class Hold:
-    """What a queue comes to where it waits for an event of the other one."""
+    """What a queue comes to where it waits for an event of another one."""
 
     def __init__(self, event: FakeEvent) -> None:
         self.event, self.count = event, event.recorded
@@ -90,9 +97,11 @@ class FakeCard:
 
     Attributes:
         plans: stand-ins for cuDNN's, by blob, with the workspace that they need.
-        queue: what has been queued and not yet run.
-        beside: likewise in the second queue.
-        eager: whether the second queue runs as early as it may.
+        queues: what has been queued and not yet run; `queue` is the first one.
+        marked: events that were recorded since a capture began.
+        open: those of them that the first queue must still wait for.
+        eager: whether queues but the first run as early as they may.
+        stream: what NCCL is told: the place of exchanges.
         crossed: copies that have run beside, by their target.
         live: bytes of device memory that are allocated.
         done: names of what was asked for, in order.
@@ -108,8 +117,10 @@ class FakeCard:
     def __init__(self, reverse: bool = False, total: int = 1 << 30, eager: bool = False) -> None:
         self.reverse, self.total, self.eager = reverse, total, eager
         self.live = 0
-        self.queue: list[Run] = []
-        self.beside: list[Run] = []
+        self.queues: tuple[list[Run], ...] = ([], [], [])
+        self.marked: set[FakeEvent] = set()
+        self.open: set[FakeEvent] = set()
+        self.stream = id(self)
         self.crossed: list[int] = []
         self.recording: list[Run] | None = None
         self.plans: dict[bytes, tuple[int, Plan]] = {}
@@ -118,6 +129,10 @@ class FakeCard:
         self.sources: set[Source] = set()
         self.fail_after: int | None = None
         self.forbidden = False
+
+    @property
+    def queue(self) -> list[Run]:
+        return self.queues[MAIN]
 
     def memory(self) -> tuple[int, int]:
         return self.total - self.live, self.total
@@ -137,8 +152,12 @@ class FakeCard:
         return partial(self.enqueue, partial(self._launch, launch, extents, arguments))
 
     def _launch(self, launch: Launch, extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes) -> None:
-        compile_all(self.sources)
-        self.sources.clear()
+        with _running:
+            compile_all(self.sources)
+            self.sources.clear()
+            self._run(launch, extents, arguments)
+
+    def _run(self, launch: Launch, extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes) -> None:
         run, size = function(launch.source, launch.entry)
         assert size == len(arguments), f"{launch.entry} takes {size} bytes of arguments, and gets {len(arguments)}"
         if self.fail_after is not None:
@@ -150,7 +169,7 @@ class FakeCard:
         self.launched.append(launch.entry)
 
     def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
-        return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), beside)
+        return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), COPIES if beside else MAIN)
 
     def _copy(self, target: int, source: int, nbytes: int, beside: bool) -> None:
         ctypes.memmove(target, source, nbytes)
@@ -170,46 +189,78 @@ class FakeCard:
         self.done.append("multiply")
         return partial(self.enqueue, partial(multiply, product, places, workspace))
 
-    def enqueue(self, run: Run, beside: bool = False) -> None:
-        if beside:
-            assert self.recording is None, "what runs beside cannot be captured"
-            self.beside.append(run)
-            self._run_beside()
+    def enqueue(self, run: Run, queue: int = MAIN) -> None:
+        if self.recording is not None:
+            assert queue != COPIES, "what runs beside cannot be captured"
+            self.recording.append(partial(self.enqueue, run, queue))
         else:
-            (self.queue if self.recording is None else self.recording).append(run)
+            self.queues[queue].append(run)
+            self._run_ahead()
 
-    def _run_beside(self) -> None:
-        while self.eager and self.beside and not (isinstance(hold := self.beside[0], Hold) and hold.blocks):
-            self.beside.pop(0)()
+    def _run_ahead(self) -> None:
+        for queue in self.queues[COPIES:] if self.eager else ():
+            while queue and not (isinstance(hold := queue[0], Hold) and hold.blocks):
+                queue.pop(0)()
 
     def captured(self, calls: Iterable[Run]) -> Run:
         self.done.append("capture")
-        self.recording = []
+        self.recording, self.marked, self.open = [], set(), set()
         for call in calls:
             call()
+        assert not self.open, "a capture ends with exchanges that nothing waits for"
         recorded, self.recording = self.recording, None
         return partial(self._replay, recorded)
 
     def _replay(self, recorded: list[Run]) -> None:
         self.done.append("replay")
-        self.queue += recorded
+        for again in recorded:
+            again()
 
     def event(self, beside: bool = False) -> FakeEvent:
-        return FakeEvent(self, beside)
+        return FakeEvent(self, COPIES if beside else MAIN)
 
     def hold(self, event: FakeEvent, beside: bool = False) -> None:
-        assert event.beside != beside, "a queue is in order without holding"
-        self.enqueue(Hold(event), beside)
+        self._hold(event, COPIES if beside else MAIN)
 
-    def run_next(self, beside: bool = False) -> None:
-        queue = self.beside if beside else self.queue
-        if isinstance(hold := queue[0], Hold):
-            hold()  # nothing overtakes it meanwhile
-            if queue and queue[0] is hold:
-                queue.pop(0)
+    def _hold(self, event: FakeEvent, queue: int) -> None:
+        assert event.queue != queue, "a queue is in order without holding"
+        if self.recording is not None:
+            assert event in self.marked, "a capture waits for an event of before"
+            self.open.discard(event)
+            self.recording.append(partial(self._hold, event, queue))
         else:
-            queue.pop(0)()
-        self._run_beside()
+            self.enqueue(Hold(event), queue)
+
+    def use(self) -> None:
+        pass
+
+    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
+        begun, done = FakeEvent(self, MAIN), FakeEvent(self, LINKS)
+
+        def begin() -> None:
+            begun.record()
+            self._hold(begun, LINKS)
+            queueing(self.stream)
+            done.record()
+            if self.recording is not None:
+                self.open.add(done)
+
+        return begin, partial(self._hold, done, MAIN)
+
+    def settle(self) -> None:
+        event = FakeEvent(self, LINKS)
+        event.record()
+        self._hold(event, MAIN)
+
+    def run_next(self, queue: int = MAIN) -> None:
+        waiting = self.queues[queue]
+        if isinstance(hold := waiting[0], Hold):
+            hold()  # nothing overtakes it meanwhile
+            if waiting and waiting[0] is hold:
+                waiting.pop(0)
+        else:
+            waiting.pop(0)()
+        self._run_ahead()
 
     def synchronize(self) -> None:
         assert self.recording is None, "a wait cannot be captured"

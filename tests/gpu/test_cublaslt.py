@@ -117,7 +117,7 @@ def f32(*shape: int) -> np.ndarray:
 def card_with(library: Cublaslt) -> driver.CupyCard:
     """The card's own code, with no card."""
     card = object.__new__(driver.CupyCard)
-    card.stream, card._products = SimpleNamespace(ptr=STREAM), library  # type: ignore[misc]
+    card.number, card.stream, card._products = 0, SimpleNamespace(ptr=STREAM), library  # type: ignore[misc]
     return card
 
 

@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,35 +19,9 @@ from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.driver import CupyCard
 from tests.gpu import compiled
 from tests.gpu.compiled import needs_gcc
+from tests.gpu.stand_in import stand_in
 
 WITHOUT_DRIVER = "InsufficientDriver|NoDevice|libcuda"
-
-
-class DriverError(RuntimeError):
-    pass
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, driver_version: int, error: str = "") -> None:
-    """CuPy for CUDA 13, with a driver of some version."""
-
-    def attribute(number: int, device: int) -> int:
-        if error:
-            raise DriverError(error)
-        return {75: 9, 76: 0}[number]
-
-    runtime = SimpleNamespace(
-        driverGetVersion=lambda: driver_version,
-        runtimeGetVersion=lambda: 13020,
-        CUDARuntimeError=DriverError,
-        deviceGetAttribute=attribute,
-        deviceGetPCIBusId=lambda device: "0000:3B:00.0",
-        getDeviceProperties=lambda device: {"name": b"A card"} if not error else attribute(75, device),
-    )
-    package, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-    package.cuda, package.__version__ = cuda, "14.2.0"  # type: ignore[attr-defined]
-    cuda.runtime, cuda.Stream = runtime, lambda non_blocking: SimpleNamespace(ptr=7)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cupy", package)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
 
 
 def test_a_card_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +81,7 @@ class FakeStream:
 def unopened(cuda: Any) -> CupyCard:
     """A card that nobody has looked for."""
     made = object.__new__(CupyCard)
-    made.cuda, made.compute, made.stream, made._handle = cuda, 90, FakeStream(), None
+    made.cuda, made.number, made.compute, made.stream, made._handle = cuda, 0, 90, FakeStream(), None
     made._module, made._plan = made._load, made._read  # type: ignore[method-assign, assignment]
     return made
 
@@ -162,6 +136,51 @@ def test_copies_beside_have_a_stream_of_their_own_that_is_made_when_it_is_needed
         ("record", 7),
         ("wait", 8, moved.event),  # type: ignore[attr-defined]
     ]
+
+
+def test_exchanges_have_a_stream_of_their_own_and_events_keep_the_order() -> None:
+    said: list[tuple[object, ...]] = []
+
+    class Stream:
+        def __init__(self, non_blocking: bool) -> None:
+            assert non_blocking
+            self.ptr = 8
+
+        def wait_event(self, event: object) -> None:
+            said.append(("wait", self.ptr, event))
+
+        def record(self) -> str:
+            said.append(("record", self.ptr))
+            return "all of it"
+
+    class Event:
+        def __init__(self, disable_timing: bool) -> None:
+            assert disable_timing
+
+        def record(self, stream: Any) -> None:
+            said.append(("record", stream.ptr, self))
+
+    card = unopened(SimpleNamespace(Stream=Stream, Event=Event))
+    card.stream.wait_event = lambda event: said.append(("wait", 7, event))
+    card.settle()
+    assert said == [], "nothing was exchanged"
+    begin, end = card.exchanging(lambda stream: said.append(("exchange", stream)))
+    assert said == []
+    for _ in range(2):  # a step, and its capture
+        begin()
+        end()
+        begun, done = said[0][2], said[3][2]
+        assert said == [
+            ("record", 7, begun),
+            ("wait", 8, begun),
+            ("exchange", 8),
+            ("record", 8, done),
+            ("wait", 7, done),
+        ]
+        assert begun is not done
+        said.clear()
+    card.settle()
+    assert said == [("record", 8), ("wait", 7, "all of it")]
 
 
 AXPY = """

@@ -17,6 +17,7 @@ from foreplan.runtime.cuda.code import instructions
 from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.runtime.cuda.outside import PAGE, outside, outside_arena
 from foreplan.runtime.cuda.target import CudaTarget
+from foreplan.units import align_up
 from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")
@@ -34,6 +35,7 @@ graph_bytes_per_launch = 4
 
 def table(*entries: str):
     assumed = "[assumed]\ncontext_bytes_per_thread = 2\ncode_bytes = 3\ncudnn_bytes = 5\ncublaslt_bytes = 7\n"
+    assumed += "nccl_bytes = 13\nnccl_bytes_per_peer = 17\n"
     return read_table(assumed + "graph_bytes_per_launch = 11\n" + "".join(entries), "table.toml", CARDS)
 
 
@@ -121,6 +123,17 @@ def test_the_libraries_of_a_step_are_those_that_its_kernels_name() -> None:
     for target, libraries in ((CudaTarget("h100"), {"cublaslt"}), (OwnTarget("h100"), set())):
         step = fp.compile(graph, target=target)
         assert {part.name for part in outside(step.program, step.plan, Use())} & set(LIBRARIES) == libraries
+
+
+@pytest.mark.parametrize(("ranks", "shard", "peers"), [(1, "none", None), (4, "parameters", 3), (16, "state", 7)])
+def test_what_nccl_holds_grows_with_the_cards_of_a_node(ranks: int, shard: str, peers: int | None) -> None:
+    graph, assumed = fp.models.build("mlp:batch=4,width=40,layers=2"), calibrations().assumed
+    options = {"ranks": ranks, "shard": shard} if ranks > 1 else {}
+    step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), target="cuda:h100", **options)
+    found = by_name(outside(step.program, step.plan, Use()))
+    assert found.get("nccl") == (None if peers is None else assumed["nccl_bytes"])
+    buffers = found.get("nccl's buffers for others")
+    assert buffers == (None if peers is None else align_up(peers * assumed["nccl_bytes_per_peer"], PAGE))
 
 
 def test_both_halves_of_a_step_are_captured() -> None:

@@ -11,7 +11,7 @@ import foreplan as fp
 from foreplan.lower.program import STATE
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
-from tests.gpu.card import FakeCard, FakeEvent
+from tests.gpu.card import COPIES, FakeCard, FakeEvent
 from tests.gpu.compiled import needs_gcc
 from tests.runtime.micro_batches import Arrays, compiled, data_for, perceptron, same
 
@@ -153,7 +153,7 @@ def test_every_wait_is_needed(monkeypatch: pytest.MonkeyPatch, missing: str) -> 
 def break_one(patch: pytest.MonkeyPatch, card: FakeCard, missing: str) -> None:
     hold, wait = card.hold, FakeEvent.wait
     if missing == "the host waits":
-        patch.setattr(FakeEvent, "wait", lambda event: None if event.beside else wait(event))
+        patch.setattr(FakeEvent, "wait", lambda event: None if event.queue == COPIES else wait(event))
     else:
         left_out = missing == "the copy waits for the move"
         patch.setattr(card, "hold", lambda event, beside=False: None if beside == left_out else hold(event, beside))

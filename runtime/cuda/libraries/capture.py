@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from foreplan.errors import TargetError
 from foreplan.runtime.cuda.device import PER_NODE, Device, pcie_of
+from foreplan.runtime.cuda.libraries.number import own_number
 
 # cudaDeviceAttr, by number (CUDA Runtime API, data types).
 _CLOCK_KHZ, _MULTIPROCESSORS, _MEMORY_CLOCK_KHZ, _MEMORY_BITS = 13, 16, 36, 37
@@ -101,7 +102,7 @@ def device_from(attribute: Callable[[int], int], title: str, memory_bytes: int) 
 
 
 def captured() -> Device:
-    """The profile of the first card in this machine.
+    """The profile of the card in this machine; of several, of the one for this process.
 
     Raises:
         TargetError: CuPy is not installed, or finds no card or no driver that goes with it.
@@ -114,7 +115,9 @@ def captured() -> Device:
             f"`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580"
         ) from None
     try:
-        title = runtime.getDeviceProperties(0)["name"].decode()
-        return device_from(lambda number: int(runtime.deviceGetAttribute(number, 0)), title, runtime.memGetInfo()[1])
+        if own := own_number(runtime):
+            runtime.setDevice(own)  # what is asked for memory gets a context
+        title = runtime.getDeviceProperties(own)["name"].decode()
+        return device_from(lambda number: int(runtime.deviceGetAttribute(number, own)), title, runtime.memGetInfo()[1])
     except runtime.CUDARuntimeError as error:
         raise TargetError(f"there is no card to ask in this machine, or no driver for it: {error}") from None

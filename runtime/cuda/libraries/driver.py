@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from foreplan.errors import PlanError, TargetError
 from foreplan.runtime.cuda.launch import Launch, Multiply, Source
 from foreplan.runtime.cuda.libraries.cublaslt import Cublaslt, opened
 from foreplan.runtime.cuda.libraries.cudnn import library, missing, on_card
+from foreplan.runtime.cuda.libraries.number import own_number
 from foreplan.runtime.cuda.libraries.nvml import Nvml
 from foreplan.runtime.cuda.libraries.nvrtc import cubin
 from foreplan.runtime.kernel import Run
@@ -46,7 +47,8 @@ class Event(Protocol):
 
 
 class Card(Protocol):
-    """A card, with a queue, and a second queue for copies. All failures raise a RuntimeError with the driver's words.
+    """A card, with a queue, a second queue for copies, and a third one for exchanges with other cards. All failures
+    raise a RuntimeError with the driver's words.
 
     Attributes:
         title: its name.
@@ -57,6 +59,9 @@ class Card(Protocol):
     title: str
     capability: str
     bus: str
+
+    def use(self) -> None:
+        """Let this thread work on the card, which is not the first one of the machine for all ranks."""
 
     def memory(self) -> tuple[int, int]:
         """Free bytes, and all bytes."""
@@ -102,8 +107,19 @@ class Card(Protocol):
     def hold(self, event: Any, beside: bool = False) -> None:
         """Let later work of a queue wait for an event; not at all if the event was never recorded."""
 
+    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
+        """Work in the third queue: a call that begins it, when the first queue has come to this place, and one that
+        lets later work of the first queue wait for its end.
+
+        Args:
+            queueing: queues the work on a stream, given its address.
+        """
+
+    def settle(self) -> None:
+        """Let later work of the first queue wait for all of the third one."""
+
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
-        """A context in which CuPy raises an error instead of allocating device memory."""
+        """A context for the work of a step: CuPy raises an error instead of allocating device memory."""
 
 
 class _Event:
@@ -126,28 +142,41 @@ class _Event:
 
 
 class CupyCard:
-    """The first card of this machine, by CuPy; plans of cuDNN's by its own package, and cuBLASLt by ctypes."""
+    """A card of this machine, by CuPy; plans of cuDNN's by its own package, and cuBLASLt by ctypes.
+
+    Attributes:
+        number: which card, from 0 on: the one for this process.
+    """
 
     def __init__(self) -> None:
         self.cuda = _cuda()
         with _no_card(self.cuda.runtime):
-            attribute = partial(self.cuda.runtime.deviceGetAttribute, device=0)
-            self.title = self.cuda.runtime.getDeviceProperties(0)["name"].decode()
-            self.bus = self.cuda.runtime.deviceGetPCIBusId(0)
+            self.number = own_number(self.cuda.runtime)
+            attribute = partial(self.cuda.runtime.deviceGetAttribute, device=self.number)
+            self.title = self.cuda.runtime.getDeviceProperties(self.number)["name"].decode()
+            self.bus = self.cuda.runtime.deviceGetPCIBusId(self.number)
             self.compute = 10 * attribute(75) + attribute(76)  # cudaDevAttrComputeCapabilityMajor, …Minor
+            self.use()
             self.stream = self.cuda.Stream(non_blocking=True)
         self.capability = f"{self.compute // 10}.{self.compute % 10}"
         self._module = lru_cache(maxsize=None)(self._load)
         self._plan = lru_cache(maxsize=None)(self._read)
         self._handle: Any = None
 
+    def use(self) -> None:
+        """A thread begins with the first card."""
+        if self.number:
+            self.cuda.runtime.setDevice(self.number)
+
     def memory(self) -> tuple[int, int]:
         """As `cudaMemGetInfo` has it."""
+        self.use()
         free, total = self.cuda.runtime.memGetInfo()
         return free, total
 
     def allocate(self, nbytes: int) -> Block:
         """One `cudaMalloc`."""
+        self.use()
         block: Block = self.cuda.Memory(nbytes)
         return block
 
@@ -160,6 +189,7 @@ class CupyCard:
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         """A launch; a source is loaded once."""
+        self.use()
         function = self._module(launch.source, code).get_function(launch.entry)
         words = (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(words))
@@ -188,10 +218,12 @@ class CupyCard:
 
     def filling(self, target: int, byte: int, nbytes: int) -> Run:
         """An asynchronous `memset`."""
+        self.use()
         return partial(self.cuda.runtime.memsetAsync, target, byte, nbytes, self.stream.ptr)
 
     def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
         """A plan read back; each is read once."""
+        self.use()
         plan, needed = self._plan(blob)
         if needed > nbytes:
             raise PlanError(
@@ -221,10 +253,11 @@ class CupyCard:
     @cached_property
     def _described(self) -> str:
         """cuDNN's description of the card."""
-        return str(library().module.create_device_properties(0).serialize())
+        return str(library().module.create_device_properties(self.number).serialize())
 
     def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
         """A call of cuBLASLt, its algorithm chosen."""
+        self.use()
         return self._products.multiplying(product, places, workspace, self.stream.ptr)
 
     @cached_property
@@ -248,6 +281,7 @@ class CupyCard:
 
     def event(self, beside: bool = False) -> Event:
         """An event with its time."""
+        self.use()
         return _Event(self.cuda, self.beside if beside else self.stream)
 
     def synchronize(self) -> None:
@@ -258,8 +292,33 @@ class CupyCard:
         """The stream waits, not the host."""
         (self.beside if beside else self.stream).wait_event(event.event)
 
+    @cached_property
+    def links(self) -> Any:
+        """The stream for exchanges, made when there is one."""
+        return self.cuda.Stream(non_blocking=True)
+
+    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
+        """Two events, which a graph captures as edges."""
+        self.use()
+        begun, done = (self.cuda.Event(disable_timing=True) for _ in range(2))
+        stream, links = self.stream, self.links
+
+        def begin() -> None:
+            begun.record(stream)
+            links.wait_event(begun)
+            queueing(links.ptr)
+            done.record(links)
+
+        return begin, partial(stream.wait_event, done)
+
+    def settle(self) -> None:
+        """By an event, if there has been an exchange."""
+        if "links" in vars(self):
+            self.stream.wait_event(self.links.record())
+
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
         """By an allocator that raises, for this thread."""
+        self.use()
         manager: contextlib.AbstractContextManager[object] = self.cuda.using_allocator(_refuse)
         return manager
 
@@ -311,10 +370,10 @@ def _no_card(runtime: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def card() -> Card:
-    """The card in this machine, opened once.
+    """The card in this machine, opened once; of several, the one for this process of a job.
 
     Raises:
-        TargetError: there is none, or no driver, or no CuPy that goes with it.
+        TargetError: there is none, or fewer than processes, or no driver, or no CuPy that goes with it.
     """
     return CupyCard()
 

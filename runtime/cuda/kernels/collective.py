@@ -1,0 +1,73 @@
+"""Exchanges between ranks by NCCL, and copies that depend on the rank.
+
+NCCL only moves bytes. Sums over ranks are foreplan's own kernels, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
+from foreplan.ops.collective import Begin, Finish, OnlyOn, OwnPart
+from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.launch import (
+    Arithmetic,
+    Await,
+    Choose,
+    Clear,
+    Copy,
+    Exchange,
+    LaunchKernel,
+    input_at,
+    output_at,
+)
+from foreplan.runtime.kernel import Refused
+from foreplan.runtime.ranks import nccl
+
+
+def reads(op: Op, index: int, window: Window) -> Window:
+    """Without gaps, but for what is only to be there."""
+    return window if isinstance(op, Finish) and index > 1 else Window.dense(window.type)
+
+
+def exchanges(op: Op, inputs: Windows, outputs: Windows, device: Device, how: Arithmetic) -> Mapping[str, LaunchKernel]:
+    """The kernel of an exchange that begins or ends, by name."""
+    return {nccl.NAME: exchange(op, inputs, outputs, device)}
+
+
+def exchange_named(
+    op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+) -> LaunchKernel | None:
+    """The same, for a name and payload in a plan."""
+    return exchange(op, inputs, outputs, device) if name == nccl.NAME and not payload else None
+
+
+def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """One call of NCCL, or one wait for it. Lowering prices exchanges by links, not by cards."""
+    x, (y,) = inputs[0], outputs
+    if isinstance(op, Finish):
+        instructions = (Await(output_at(0)),) if y.type.size else ()
+        return LaunchKernel(instructions, overwrites=((0, 0),), nanoseconds=0)
+    assert isinstance(op, Begin)
+    if not x.is_dense:
+        raise Refused(f"{x} has gaps")
+    call = Exchange(op.kind, op.peer, input_at(0), output_at(0), x.type.nbytes)
+    return LaunchKernel((call,) if x.type.size else ())
+
+
+def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """A copy, from further behind the higher the rank is."""
+    assert isinstance(op, OwnPart)
+    nbytes = outputs[0].type.nbytes
+    return LaunchKernel((Choose(tuple(Copy(output_at(0), input_at(0, r * nbytes), nbytes) for r in range(op.ranks))),))
+
+
+def only_on(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """A copy on one rank, which may be in place, and zeros on the others."""
+    assert isinstance(op, OnlyOn)
+    (x,), (y,) = inputs, outputs
+    copy, zeros = Copy(output_at(0), input_at(0), y.type.nbytes), Clear(output_at(0), y.type.nbytes)
+    choices = tuple(copy if rank == op.root else zeros for rank in range(op.ranks))
+    return LaunchKernel((Choose(choices),), overwrites=((0, 0),) if lie_alike(x, y) else ())
