@@ -85,11 +85,13 @@ class _Joins:
             return False
         live[at:] -= within[at:] - apart
         live[at:-1] += self._bytes(into)
+        self.lower[into] = first + int(at)
         for alias_set, part in pieces:
             if max(self.lower[alias_set], 0) >= first + at:
                 self.inside[alias_set] = into, part.offset
                 self.alignment[into] = max(self.alignment[into], self.alignment[alias_set])
-        self.lower[into] = first + int(at)
+                # One in the place of an input is there before the first step, beside inputs that nothing reads.
+                self.lower[into] = min(self.lower[into], self.lower[alias_set])
         return True
 
     def _bytes(self, alias_set: int) -> int:

@@ -38,6 +38,8 @@ class _Drawn:
             self.waiting.append(self.value(self.draw(SIZES), 0, role=Role.STORED, category=Category.PARAMETERS))
         for _ in range(self.draw(st.integers(1, 2))):
             self.usable.append(self.value(self.draw(SIZES), role=Role.INPUT, category=Category.INPUTS))
+        if self.draw(st.integers(0, 3)) == 3:
+            self.value(self.draw(SIZES), role=Role.INPUT, category=Category.INPUTS)  # which nothing reads
         self.usable += self.waiting
 
     def compute(self) -> None:

@@ -119,3 +119,17 @@ def test_a_computation_that_runs_again_places_its_parts_again() -> None:
     reserved = reserved_bytes(problem, twice.order, twice.ranges, twice.alias_sets)
     # x until it is read last, both tables whole from their first parts on, and each result from its step on.
     assert reserved.tolist() == [2112, 2112, 2112, 2176, 2176, 2176, 2112, 2176]
+
+
+def test_a_part_in_the_place_of_an_input_lies_beside_inputs_that_nothing_reads() -> None:
+    make = Maker()
+    make.value("unread", 128, role=Role.INPUT)
+    x = make.value("x", 64, role=Role.INPUT)
+    a, b, whole = make.value("a", 64), make.value("b", 64), make.value("y", 128, role=Role.OUTPUT)
+    make.action("a", [x], [a], Overwrite(0, 0))
+    make.action("b", [x], [b], Overwrite(0, 0))
+    make.action("join", [a, b], [whole], parts=(Part(0, 0, 0), Part(0, 1, 64)))
+    problem = make.problem()
+    found = plan(problem)
+    verify(found, problem)
+    assert found.arena_bytes == found.lower_bound_bytes == 192
