@@ -3,10 +3,10 @@
     python benchmarks/ranks.py run        # on this machine, by MPI: 1, 2 and 4 ranks of one thread each
     python benchmarks/ranks.py estimate   # clusters that are not here: Llama's shapes, and ZeRO's table
 
-Writes ranks.json beside this file, and tables into docs/ranks.md. Of a run it tells: the loss after some steps; bytes that are
-planned, and allocated, on each rank; what a rank sends; how much of the time it stands still for others; and the efficiency,
-the processor time of one process for all samples over that of all ranks together, without their waiting, in which MPI's
-libraries turn in a loop.
+Writes ranks.json beside this file, and tables into docs/ranks.md. Of a run it tells: the loss after some steps; bytes
+that are planned, and allocated, on each rank; what a rank sends; how much of the time it stands still for others; and
+the efficiency, the processor time of one process for all samples over that of all ranks together, without their
+waiting, in which MPI's libraries turn in a loop.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def measured(net: str, ranks: int, shard: str) -> dict[str, Any]:
 def run_table(rows: dict[str, Any]) -> str:
     """A row a run."""
     lines = [
-        "| net | ranks | in parts | loss after 12 steps | arena planned = allocated | optimizer state | sent | of it waited for"
-        " | efficiency |",
+        "| net | ranks | in parts | loss after 12 steps | arena, planned and allocated | optimizer state | sent "
+        "| waited for | efficiency |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for net in NETS:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.cli import cli
 from foreplan.graph.text import parse_graph
 from foreplan.lower.exchanges import Exchanges
 from foreplan.ops.collective import Begin, Finish
@@ -119,3 +122,18 @@ def test_an_exchange_that_is_never_waited_for() -> None:
     with pytest.raises(fp.PlanError, match="was not begun"):
         check_exchanges(made.program, replace(made.plan, steps=tuple(x for x in made.plan.steps if x is not begun)))
     check_exchanges(made.program, made.plan)
+
+
+def test_a_table_of_ranks() -> None:
+    """A row for each number of ranks and what they hold parts of; more in parts, more samples."""
+    words = ["fit", "mlp:width=256,layers=2", "--ranks", "1,4", "--memory", "6MiB", "--optimizer", "adamw"]
+    done = CliRunner().invoke(cli, [*words, "--target", "numpy", "--links", "pcie4*4", "--json"])
+    rows = json.loads(done.stdout)["ranks"]
+    assert [(row["ranks"], row["shard"]) for row in rows] == [(1, "none"), *((4, shard) for shard in SHARDS)]
+    batches = [row["batch"] for row in rows]
+    assert batches[-1] > batches[2] > batches[1] and rows[-1]["sent_bytes"] > rows[0]["sent_bytes"] == 0
+    assert all(row["whole_bytes"] <= row["memory_bytes"] for row in rows)
+    for wrong, said in [("0", "is no number of ranks"), ("two", "is no number of ranks"), ("3", "do not fill nodes")]:
+        links = ["--links", "pcie4*2"]
+        done = CliRunner().invoke(cli, [*words[:3], wrong, *words[4:], "--target", "numpy", *links])
+        assert done.exit_code == 2 and said in done.stderr
