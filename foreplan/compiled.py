@@ -277,17 +277,24 @@ class Compiled:
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
+        from foreplan.lower.exchanges import Exchanges
+
         program, memory = self.program, self.memory
         halves = [(program, self.plan, self.accumulate)]
         halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
-        costs = Totals(0, 0, 0, 0)
+        costs, exchanges = Totals(0, 0, 0, 0), Exchanges()
         for half, plan, times in halves:
             costs += half.costs(plan) * times
+            exchanges += Exchanges.of(half, plan) * times
         return {
             "model": program.model,
             "target": program.target,
             "mode": "inference" if program.loss is None else "training",
             "accumulate": self.accumulate,
+            "ranks": exchanges.ranks,
+            "sent_bytes": exchanges.sent,
+            "exchanges": exchanges.count,
+            "exchange_seconds": exchanges.nanoseconds / 1e9,
             "weights": self.weights.to_json(),
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
@@ -301,7 +308,7 @@ class Compiled:
             "flops": costs.flops,
             "extra_flops_ratio": costs.extra_flops_ratio,
             "extra_seconds_ratio": costs.extra_seconds_ratio,
-            "predicted_seconds": costs.nanoseconds / 1e9,
+            "predicted_seconds": (exchanges.step if exchanges.ranks > 1 else costs.nanoseconds) / 1e9,
             "nodes": len(program.calls if self.graph is None else self.graph.nodes)
             + sum(len(half.calls) for half, _, _ in halves[1:]),
             "instructions": sum(len(plan.steps) for _, plan, _ in halves),

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from foreplan.home import own_folder
@@ -36,9 +37,7 @@ def kept(name: str) -> bytes | None:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             _check(os.fstat(descriptor))
-            found = memoryview(file.read())
-        if hashlib.sha256(found[_DIGEST:]).digest() == found[:_DIGEST]:
-            return bytes(found[_DIGEST:])
+            return unsealed(file.read())
     return None
 
 
@@ -46,22 +45,59 @@ def keep(name: str, content: bytes) -> None:
     """Keep bytes under a file name. If that fails, a note says so once on standard error."""
     try:
         with _made() as folder:
-            _write(folder, name, content)
+            write_whole(folder, name, sealed(content))
             _make_room()
     except (OSError, MemoryError) as error:
         _tell(_folder(), getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
+def sealed(content: bytes) -> bytes:
+    """Content behind its digest, which tells damage."""
+    return hashlib.sha256(content).digest() + content
+
+
+def unsealed(found: bytes) -> bytes | None:
+    """The content that `sealed` made something of; None if it is not as it was."""
+    content = memoryview(found)[_DIGEST:]
+    return bytes(content) if hashlib.sha256(content).digest() == found[:_DIGEST] else None
+
+
 @cache
 def sources(package: str) -> str:
-    """A digest of all source files of an imported package, or of one module: for names of what they make."""
+    """A digest of all source files of a package, or of one module: for names of what they make."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in source_files(package))).hexdigest()
 
 
 def source_files(package: str) -> list[Path]:
-    """All source files of an imported package, or that of one module."""
-    path = Path(str(sys.modules[package].__file__))
+    """All source files of a package, or that of one module; it need not be imported."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    path = Path(spec.origin)
     return sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+
+
+def write_whole(folder: int, name: str, content: bytes, mode: int | None = None) -> None:
+    """Write a complete file or none, even if others write the same one.
+
+    Args:
+        folder: a descriptor.
+        mode: rights of the file; None: the usual ones, less what the umask forbids.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    unfinished = f"{name}.{os.urandom(6).hex()}{_UNFINISHED}"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+        os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished, dir_fd=folder)
+        raise
 
 
 def claim(name: str) -> None:
@@ -146,21 +182,6 @@ def _check(found: os.stat_result) -> None:
     """Raise unless root or this user alone may write a file or folder."""
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(errno.EPERM, "others may write there")
-
-
-def _write(folder: int, name: str, content: bytes) -> None:
-    """Write a complete file or none, even if others write the same one."""
-    unfinished = f"{name}.{os.urandom(6).hex()}{_UNFINISHED}"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(content).digest())
-            file.write(content)
-        os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished, dir_fd=folder)
-        raise
 
 
 @lru_cache(maxsize=1)

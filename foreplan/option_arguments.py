@@ -9,7 +9,8 @@ from dataclasses import fields
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from foreplan.options import Options, said_of
+from foreplan.option_fields import said_of
+from foreplan.options import Options
 
 if TYPE_CHECKING:
     from foreplan.graph import Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreplan.arguments import names_in, whole
+from foreplan.arguments import instance, names_in, whole
 from foreplan.units import parse_budget, parse_bytes
 
 
@@ -40,3 +40,8 @@ def passes(name: str, value: Any) -> Any:
     from foreplan.passes.pipeline import check_passes
 
     return check_passes(name, value)
+
+
+def text(name: str, value: Any) -> Any:
+    """A text."""
+    return instance(name, value, str, "give a text")

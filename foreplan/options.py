@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from foreplan import option_checks
 from foreplan.arguments import REMAT, SHARDS, choice, flag, parts_in, whole
 from foreplan.errors import UsageError
+from foreplan.option_fields import said_of, says
 from foreplan.patterns import Named, Selection
 
 if TYPE_CHECKING:
@@ -28,41 +29,6 @@ _WIDTH = 120
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is said of an option besides its name, type and default.
-
-    Attributes:
-        help: one sentence for people, of `--help` and of docstrings.
-        more: what else docstrings say.
-        check: from name and value to the value that is kept; raises UsageError.
-        flag: of the command line, such as "--budget"; empty: there is none.
-        value: what stands for its value in `--help`, such as SIZE.
-        choices: the only values, where there are some to choose from.
-        least: the smallest value of a whole number.
-        words: texts that may stand for the number.
-    """
-
-    help: str
-    more: str = ""
-    check: Check | None = None
-    flag: str = ""
-    value: str = ""
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    words: tuple[str, ...] = ()
-
-
-def _says(help: str, **said: Any) -> dict[str, Said]:
-    return {"said": Said(help, **said)}
-
-
-def said_of(option: Field[Any]) -> Said:
-    """What is said of a field of `Options`."""
-    said: Said = option.metadata["said"]
-    return said
-
-
-@dataclass(frozen=True)
 class Options:
     """What a step is compiled with. `describe` gives the meaning of each option, as does `help(foreplan.compile)`.
 
@@ -72,7 +38,7 @@ class Options:
 
     loss: Any = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "What is minimised: one of `foreplan.losses`, or a traceable function of the model's outputs; None: "
             "inference, or the loss that the graph has.",
             more="See `differentiate`.",
@@ -80,12 +46,12 @@ class Options:
     )
     optimizer: Optimizer | None = field(
         default=None,
-        metadata=_says("One of `foreplan.optim`; None: the step returns gradients and updates no parameter."),
+        metadata=says("One of `foreplan.optim`; None: the step returns gradients and updates no parameter."),
     )
     _: KW_ONLY
     target: str | Target = field(
         default="auto",
-        metadata=_says(
+        metadata=says(
             "The engine to plan for: numpy, cpu (oneDNN and compiled loops), or a card such as cuda:h100; auto is cpu "
             "where oneDNN is installed, and numpy where it is not.",
             more='"cpu" takes all cores, "cpu:threads=2" two of them; "cuda" is the card in this machine.',
@@ -95,7 +61,7 @@ class Options:
     )
     budget: int | float | str | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
             "the arena. Or a share, such as 0.5, of the arena without recomputation.",
             check=option_checks.budget,
@@ -105,7 +71,7 @@ class Options:
     )
     remat: str = field(
         default="auto",
-        metadata=_says(
+        metadata=says(
             "What may be recomputed to save memory: nothing (off), or as little as meets the budget and, without a "
             "budget, what adds at most 1 % to the predicted time (auto).",
             more="Without a budget, narrow copies of weights are made again beyond that 1 % where that saves memory.",
@@ -115,7 +81,7 @@ class Options:
     )
     outputs: Iterable[str] | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "Return these outputs of the model as well.",
             more="None: nothing beside the loss in training, all of the model's outputs in inference.",
             check=option_checks.some_names,
@@ -125,7 +91,7 @@ class Options:
     )
     gradients: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Return the gradients of these inputs as well.",
             more="`Result.gradients` has them by name.",
             check=option_checks.names,
@@ -135,7 +101,7 @@ class Options:
     )
     train: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Train these weights too: a name, a part of the model such as head, or a pattern such as 'h.*.attn'.",
             more="Where it and `freeze` mean the same weight, the one that says more of the name counts: with "
             "`freeze=['*'], train=['head']`, the head alone is trained. Tables and masks of the model are trained only "
@@ -147,7 +113,7 @@ class Options:
     )
     freeze: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Freeze these weights, named as for train: they get no gradient, no optimizer state and no update.",
             more="Batch normalisation whose scale and bias are frozen uses its running statistics, and keeps them.",
             check=option_checks.names,
@@ -157,7 +123,7 @@ class Options:
     )
     batch_norm: str = field(
         default="train",
-        metadata=_says(
+        metadata=says(
             "Normalise by the statistics of the batch, which the running ones follow (train); by those of all ranks' "
             "batches together (sync); or use the running ones and keep them (frozen).",
             more="With several ranks, train normalises each rank's batch by itself. Running statistics then differ "
@@ -170,7 +136,7 @@ class Options:
     )
     checkpoint: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Recompute these segments of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each by "
             "itself, or conv2..conv5.",
             more="This is `torch.utils.checkpoint` by name, instead of `budget` and `remat`: what a segment computes "
@@ -183,7 +149,7 @@ class Options:
     )
     keep: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Keep these activations until their last use: a name, a part of the model or a pattern such as 'h.*.attn'.",
             more="They are neither recomputed nor copied to the host; all else is the planner's choice. Where `keep`, "
             "`recompute` and `to_host` mean the same activation, the one that says more of its name counts.",
@@ -194,7 +160,7 @@ class Options:
     )
     recompute: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Drop these activations when the forward pass has used them, and compute them again for the backward pass.",
             more="Named as for `keep`. What one scope of a pattern hands to the next, as blocks of 'h.*' do, stays the "
             "planner's choice, and so does all else: unlike `checkpoint`, it goes with `budget` and `remat`.",
@@ -205,7 +171,7 @@ class Options:
     )
     to_host: Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Copy these activations to host memory when the forward pass has used them, and back for the backward one.",
             more="Named as for `keep`. They must go there; with `offload` others may, where that takes less time.",
             check=option_checks.names,
@@ -215,7 +181,7 @@ class Options:
     )
     split: Mapping[str, int] | Iterable[str] = field(
         default=(),
-        metadata=_says(
+        metadata=says(
             "Run these segments in so many parts, one after the other: 'h.*.mlp=4', or conv1..conv2=8.",
             more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range "
             "of items, positions, channels or whatever axis keeps the most bytes from being whole. Results of parts "
@@ -229,7 +195,7 @@ class Options:
     )
     fission: str = field(
         default="auto",
-        metadata=_says(
+        metadata=says(
             "Let the planner run parts of the model one after the other, too (auto), or only what --split names (off).",
             more="A training step runs what lies between two convolutions in parts, where one activation dominates and "
             "that adds at most 1 % to the predicted time. Within a budget it may run layers up to the loss, and back, "
@@ -242,7 +208,7 @@ class Options:
     )
     accumulate: int | str = field(
         default=1,
-        metadata=_says(
+        metadata=says(
             "Run this number of micro-batches, each of the batch, and update once with their mean gradients; or auto: "
             "split the batch into as few micro-batches as fit the budget or, without one, the card's memory.",
             more='With "auto", `compile` takes a function instead of a graph, which makes the model from its `batch`; '
@@ -260,7 +226,7 @@ class Options:
     )
     offload: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "Copy activations to host memory and back where that takes less time than to recompute them.",
             more="The time is that of the target's bus. Copies count as recomputation does, but with `remat` off a "
             "budget is met by copies alone.",
@@ -270,7 +236,7 @@ class Options:
     )
     prefetch: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
             more="It takes as many bytes as the inputs without a default. `Session.steps` uses it. Other targets run "
             "the same, and no faster for it.",
@@ -280,7 +246,7 @@ class Options:
     )
     prepack: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "Lay out weights once, when they are loaded, in the order in which their kernels read them; for inference.",
             more="A weight whose readers want other orders stays as it is. A session shows weights as before; one that "
             "trains cannot share them (`bind`). Targets but cpu change nothing.",
@@ -290,7 +256,7 @@ class Options:
     )
     precision: str = field(
         default="float32",
-        metadata=_says(
+        metadata=says(
             "Compute in bfloat16 (bf16) or float16 (fp16); parameters, optimizer state and sums stay float32.",
             more="Images, hidden states and their gradients take half the bytes. Parameters, optimizer state, "
             "statistics, losses, inputs and what a step returns are float32. With fp16 an optimizer gets "
@@ -301,7 +267,7 @@ class Options:
     )
     narrow_weights: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "Train weights that the model has in float16 or bfloat16 as they are, and not in float32.",
             more="Most updates are then lost to rounding: in bfloat16, a weight of 0.25 does not move by less than "
             "0.0005.",
@@ -311,7 +277,7 @@ class Options:
     )
     tune: bool = field(
         default=False,
-        metadata=_says(
+        metadata=says(
             "Choose kernels by measuring each once on this machine, and keep what was measured.",
             more="It takes seconds the first time. Plans then depend on what was measured.",
             check=flag,
@@ -320,7 +286,7 @@ class Options:
     )
     accuracy: str = field(
         default="default",
-        metadata=_says(
+        metadata=says(
             "Leave out kernels that round more than sums of products do (strict): Winograd's for convolutions, and on "
             "cards those by Fourier transforms.",
             more="They multiply sums of numbers, so that the errors of results are one to four times as large. Steps "
@@ -331,7 +297,7 @@ class Options:
     )
     workspace: int | str = field(
         default="auto",
-        metadata=_says(
+        metadata=says(
             "The most scratch memory of one action where a kernel with less exists: a size, unlimited, or auto, which "
             "is 64MiB, or more where that is 1.3 times as fast.",
             more="Kernels within it are chosen by time and by what room the peak leaves.",
@@ -342,7 +308,7 @@ class Options:
     )
     ranks: int = field(
         default=1,
-        metadata=_says(
+        metadata=says(
             "Plan a step of so many ranks: processes that each train on samples of their own, and all come to the same "
             "weights.",
             more="The batch of the model is that of one rank. A launcher such as `mpirun -n 4` starts them; all run "
@@ -354,7 +320,7 @@ class Options:
     )
     shard: str = field(
         default="none",
-        metadata=_says(
+        metadata=says(
             "What each rank holds a part of, instead of all: the optimizer's state, its gradients too, or parameters "
             "too.",
             more="As ZeRO's stages 1, 2 and 3 (Rajbhandari et al. 2020).",
@@ -362,9 +328,20 @@ class Options:
             choices=SHARDS,
         ),
     )
+    links: str = field(
+        default="",
+        metadata=says(
+            "The links between ranks, which predicted times depend on: of a node, how many devices it has, and between "
+            "nodes, such as nvlink4*8+infiniband-ndr.",
+            more="What is left out is as the target is known for. docs/links.md has the names.",
+            check=option_checks.text,
+            flag="--links",
+            value="LINKS",
+        ),
+    )
     passes: Sequence[Pass] | None = field(
         default=None,
-        metadata=_says(
+        metadata=says(
             "The passes to run, for experiments; None: all of `foreplan.passes.PASSES`.",
             check=option_checks.passes,
         ),

@@ -159,5 +159,6 @@ def lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
         tune=options.tune,
         accuracy=options.accuracy,
         workspace=options.workspace,
+        links=options.links,
         passes=options.passes,
     )

@@ -18,6 +18,9 @@ _UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10
 _MOST = 2**63 - 1  # bytes
 _DIGITS = 1000
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_RATE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kKMGT]?i?)(B|bit)/s\s*")
+_TIME = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ns|us|µs|μs|ms|s)\s*")
+_NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
 
 
 def parse_bytes(text: str | SupportsIndex) -> int:
@@ -68,6 +71,34 @@ def _parsed(text: str) -> int:
     if len(match[1]) > _DIGITS:
         raise UsageError(f"a size has at most {_DIGITS} digits, and {text:.40}... has {len(match[1])}")
     return int(Fraction(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second from "12.5GB/s", "100Gbit/s" or "2GiB/s", at least 1.
+
+    Raises:
+        UsageError: the text is no rate. So is "Gb/s", which means bits to some and bytes to others.
+    """
+    match = _RATE.fullmatch(text)
+    prefix = match[2].lower() if match else ""
+    factor = _UNITS.get(prefix + "b" if prefix else "")
+    rate = int(Fraction(match[1]) * factor / (1 if match[3] == "B" else 8)) if match and factor else 0
+    if not 0 < rate <= _MOST:
+        raise UsageError(f"{text!r:.40} is not a rate; write bytes or bits a second, such as 12.5GB/s or 100Gbit/s")
+    return rate
+
+
+def parse_nanoseconds(text: str) -> int:
+    """Nanoseconds from "5us", "5 µs", "1.5ms" or "800ns".
+
+    Raises:
+        UsageError: the text is no time.
+    """
+    match = _TIME.fullmatch(text)
+    found = int(Fraction(match[1]) * _NANOSECONDS[match[2]]) if match else -1
+    if not 0 <= found <= _MOST:
+        raise UsageError(f"{text!r:.40} is not a time; write a number with ns, us, ms or s, such as 5us")
+    return found
 
 
 def ceil_div(a: int, b: int) -> int:

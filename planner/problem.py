@@ -40,6 +40,7 @@ class Category(StrEnum):
     GRADIENTS = "gradients"
     ACTIVATIONS = "activations"
     WORKSPACE = "workspace"
+    COMMUNICATION = "communication"
     INPUTS = "inputs"
     OUTPUTS = "outputs"
 

@@ -22,6 +22,8 @@ from foreplan.graph.adapter import Adapter, adapters_in, is_of_adapter
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
+from foreplan.runtime.ranks import ALONE, World
+from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
 
 PREFIX = "base_model.model."
@@ -61,7 +63,7 @@ def prepare(folder: str, program: Program) -> tuple[Adapter, ...]:
     return adapters
 
 
-def save_adapters(folder: str, program: Program, places: Mapping[str, Place]) -> None:
+def save_adapters(folder: str, program: Program, places: Mapping[str, Place], world: World = ALONE) -> None:
     """Write adapters, and other values that are trained, into a folder, which is made if it is not there.
 
     Raises:
@@ -71,12 +73,13 @@ def save_adapters(folder: str, program: Program, places: Mapping[str, Place]) ->
     modules, others = _also_trained(program)
     factors = {name for each in adapters for name in each.stored}
     slots = [slot for slot in program.tensors if slot.name in factors or slot.name in others]
-    write_tensors(
-        os.path.join(folder, TENSORS), {PREFIX + s.name: (s, places[s.name]) for s in slots}, {"format": "pt"}
-    )
+    tensors = {PREFIX + slot.name: (slot, places[slot.name]) for slot in slots}
+    write_tensors(os.path.join(folder, TENSORS), tensors, {"format": "pt"}, world)
     ranks = {each.module: _rank(program, each) for each in adapters}
     config = _config(adapters, ranks, modules)
-    write_atomically(os.path.join(folder, CONFIG), json.dumps(config, indent=2, sort_keys=True) + "\n")
+    with first_alone(world) as writes:
+        if writes:
+            write_atomically(os.path.join(folder, CONFIG), json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def load_adapters(

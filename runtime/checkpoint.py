@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from foreplan.graph import Kind
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
+from foreplan.runtime.ranks import ALONE, World
+from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
 FORMAT = "foreplan.checkpoint.1"
@@ -24,7 +26,11 @@ _RESERVED = "__metadata__"
 
 
 def save_checkpoint(
-    path: str, program: Program, places: Mapping[str, Place], averages: Mapping[str, Place] | None = None
+    path: str,
+    program: Program,
+    places: Mapping[str, Place],
+    averages: Mapping[str, Place] | None = None,
+    world: World = ALONE,
 ) -> None:
     """Write parameters, buffers and state: the same bytes for the same content. Constants belong to the model and are
     left out, and so are accumulators, which are zero between steps.
@@ -32,19 +38,25 @@ def save_checkpoint(
     Args:
         averages: where the averages of weights lie, to be written in the place of these, and no state; None: all as it
             is.
+        world: see `write_tensors`.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
     kept = [slot for slot in _kept(program) if averages is None or slot.kind is not Kind.STATE]
     places = {**places, **(averages or {})}
-    state = [_key(slot) for slot in kept if slot.kind is Kind.STATE]
+    state = sorted(_key(slot) for slot in kept if slot.kind is Kind.STATE)
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
-    write_tensors(path, {_key(slot): (slot, places[slot.name]) for slot in kept}, {KEY: about})
+    write_tensors(path, {_key(slot): (slot, places[slot.name]) for slot in kept}, {KEY: about}, world)
 
 
-def write_tensors(path: str, tensors: Mapping[str, tuple[Slot, Place]], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    path: str, tensors: Mapping[str, tuple[Slot, Place]], metadata: Mapping[str, str], world: World = ALONE
+) -> None:
     """Write stored values to a safetensors file, by the names given: the same bytes for the same content.
+
+    Args:
+        world: the ranks, all of which call this, and the first of which writes; the file is there when any returns.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
@@ -59,13 +71,22 @@ def write_tensors(path: str, tensors: Mapping[str, tuple[Slot, Place]], metadata
         header[name] = {"dtype": TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open_atomically(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in ordered:
-            slot, place = tensors[name]
-            if slot.operand.type.size:  # NumPy cannot view a value of no bytes as bytes
-                array = place.read().astype(slot.operand.type.dtype.numpy, copy=False)
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    content = _content(ordered, tensors)  # which all ranks read
+    with first_alone(world, content) as writes:
+        if writes:
+            with open_atomically(path) as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for part in content:
+                    file.write(part)
+
+
+def _content(names: Sequence[str], tensors: Mapping[str, tuple[Slot, Place]]) -> Iterator[memoryview]:
+    """The bytes of each tensor."""
+    for name in names:
+        slot, place = tensors[name]
+        if slot.operand.type.size:  # NumPy cannot view a value of no bytes as bytes
+            array = place.read().astype(slot.operand.type.dtype.numpy, copy=False)
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def load_checkpoint(

@@ -19,6 +19,7 @@ from foreplan.planner import Plan
 from foreplan.runtime.averages import averages_of, exchanged, names_of_averages, read_averages
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
+from foreplan.runtime.ranks import World
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -44,6 +45,7 @@ class Kept:
     stored: Stored
     _stored: Mapping[str, Place]
     _turn: Turn
+    _world: World  # the ranks that run it
     _broken: str  # what has interrupted a step or a load
     _graphs: tuple[Graph | None, Graph | None]  # the model, and its whole step
     _averaged: bool  # whether weights hold their averages
@@ -53,7 +55,8 @@ class Kept:
         raise NotImplementedError
 
     def save(self, path: str | Path, *, ema: bool = False) -> None:
-        """Write all stored values to a safetensors file: `load` continues from it bit for bit.
+        """Write all stored values to a safetensors file: `load` continues from it bit for bit. Of several ranks, all
+        call this, and the first one writes; the file is the same, however many there are.
 
         Args:
             path: of the file.
@@ -71,7 +74,7 @@ class Kept:
             self._settle()
             self._refuse_if_broken()
             averages = averages_of(self.program, self._stored) if ema else None
-            save_checkpoint(text, self.program, self._stored, averages)
+            save_checkpoint(text, self.program, self._stored, averages, self._world)
 
     def load(
         self,
@@ -198,7 +201,7 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()
-            save_adapters(text, self.program, self._stored)
+            save_adapters(text, self.program, self._stored, self._world)
 
     def load_adapters(self, folder: str | Path) -> None:
         """Read adapters that `save_adapters` or PEFT wrote; the optimizer's state stays as it is.

@@ -18,8 +18,8 @@ from foreplan.lower.targets import engine_info, target_named
 from foreplan.ops.loop import Loop
 from foreplan.planner import plan, verify
 from foreplan.planner.plan import Plan, Step
+from foreplan.planner.records import plan_of, plan_records
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.planfile import plan_records
 from foreplan.units import align_up
 
 PLANNED = "planned"  # the kernel's name
@@ -198,8 +198,6 @@ def loop_of(loop: Loop, name: str, payload: bytes) -> PlannedLoop:
     Raises:
         PlanError, VerificationError: the payload is no plan, or not one that is right for the body.
     """
-    from foreplan.runtime.planread import plan_of
-
     if not payload:  # of an action that a plan does not use
         return planned_loop(loop, name)
     body, target = _body(loop, name)

@@ -9,6 +9,7 @@ from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, ta
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.lower.target import named
 from foreplan.planner import Action, Plan, check_problem
+from foreplan.runtime.ranks.check import check_exchanges
 from foreplan.runtime.slotcheck import check_slots
 
 
@@ -46,6 +47,7 @@ def check_program(program: Program, plan: Plan) -> None:
     for index in range(len(program.calls)):
         _check_call(program, index, target, index in used)
     check_slots(program, target)
+    check_exchanges(program, plan)
     for number, step in enumerate(plan.steps):
         if 0 <= step.action < len(program.actions) and not program.actions[step.action].workspace and step.workspace:
             raise PlanError(f"step {number} needs no workspace, but has one at {step.workspace}")

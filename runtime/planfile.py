@@ -15,14 +15,16 @@ import numpy as np
 
 from foreplan.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
+from foreplan.graph.flat import Flat
 from foreplan.lower import Call, Operand, Program, Slot
 from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
+from foreplan.planner.records import plan_records
 from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-FORMAT = "foreplan.plan.8"
+FORMAT = "foreplan.plan.9"
 DERIVED = ("accumulate",)  # options that follow from the rest of the file
 
 
@@ -74,23 +76,6 @@ def plan_text(
         lines += ["}"]
     body = "\n".join(lines)
     return f'{{"format": "{FORMAT}",\n"sha256": "{digest_of(body)}",\n{body}\n}}\n'
-
-
-def plan_records(plan: Plan) -> dict[str, Any]:
-    """A plan as records of a file, which `plan_of` reads."""
-    return {
-        "plan": {
-            "problem": plan.problem_digest,
-            "budget": plan.budget,
-            "arena_bytes": plan.arena_bytes,
-            "lower_bound_bytes": plan.lower_bound_bytes,
-            "heights": list(plan.heights),
-            "certificate": dataclasses.asdict(plan.certificate),
-        },
-        "starts": [list(pair) for pair in plan.starts],
-        "steps": [[step.action, list(step.reads), list(step.writes), step.workspace] for step in plan.steps],
-        "ends": [list(pair) for pair in plan.ends],
-    }
 
 
 def digest_of(body: str) -> str:
@@ -177,7 +162,7 @@ def _slot_record(role: str, slot: Slot, folder: str | None) -> dict[str, Any]:
 
 def weights_folder_of(program: Program) -> str | None:
     """The folder that holds all files with weights, also in subfolders; None where there are none."""
-    folders = {str(s.init.path.parent) for s in (*program.inputs, *program.stored) if isinstance(s.init, Stored)}
+    folders = {str(s.init.path.parent) for s in (*program.inputs, *program.tensors) if isinstance(s.init, Stored)}
     return os.path.commonpath(folders) if folders else None
 
 
@@ -188,4 +173,7 @@ def _init_record(init: Initializer, folder: str | None) -> Any:
         file = os.path.relpath(init.path, folder)
         place = {"file": file, "bytes": init.file_nbytes, "offset": init.offset, "before": init.before.hex()}
         return place | {"type": str(init.type)}
+    if isinstance(init, Flat):
+        members = [[each.name, each.start, str(each.type), _init_record(each.init, folder)] for each in init.members]
+        return {"ranks": init.ranks, "members": members}
     return str(init)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from foreplan.errors import ForeplanError, PlanError
 from foreplan.files import confined
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.blocks import Blocks
+from foreplan.graph.flat import Flat, Member
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import as_dtype, tensor_type
@@ -24,14 +25,14 @@ from foreplan.lower.program import ARENA, HOST
 from foreplan.lower.targets import engine_info
 from foreplan.lower.valid import with_valid
 from foreplan.options import Options
-from foreplan.planner import Action, Category, Certificate, Overwrite, Part, Plan, Region, Role, Step, Value
+from foreplan.planner import Action, Category, Overwrite, Part, Plan, Region, Role, Value
 from foreplan.planner.memory.order_bound import order_bound
+from foreplan.planner.records import each, integer, plan_of, string
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-Record = TypeVar("Record")
 _KINDS = {
     "input": Kind.INPUT,
     "ahead": Kind.INPUT,
@@ -74,17 +75,23 @@ def _with_weights(program: Program, path: str, folder: str | Path | None) -> Pro
     base = os.path.dirname(os.path.realpath(path))
     named_from = base if folder is None else weights_folder_of(program)
 
-    def placed(slot: Slot) -> Slot:
-        if not isinstance(slot.init, Stored):
-            return slot
+    def there(name: str, init: Initializer) -> Initializer:
+        if isinstance(init, Flat):
+            members = (replace(each, init=there(each.name, each.init)) for each in init.members)
+            return replace(init, members=tuple(members))
+        if not isinstance(init, Stored):
+            return init
         try:
-            file = confined(base if folder is None else folder, os.path.relpath(slot.init.path, named_from))
+            file = confined(base if folder is None else folder, os.path.relpath(init.path, named_from))
         except ValueError as error:
             raise PlanError(
-                f"{path!r}: the weights of {slot.name!r} are not in a place that a plan may name: {error}. If the "
+                f"{path!r}: the weights of {name!r} are not in a place that a plan may name: {error}. If the "
                 "model is there and you trust it, give its folder (weights_folder=…, --weights-folder)"
             ) from None
-        return replace(slot, init=replace(slot.init, path=file))
+        return replace(init, path=file)
+
+    def placed(slot: Slot) -> Slot:
+        return slot if slot.init is None else replace(slot, init=there(slot.name, slot.init))
 
     return replace(program, inputs=tuple(map(placed, program.inputs)), stored=tuple(map(placed, program.stored)))
 
@@ -112,14 +119,14 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None, Option
     header = data["header"]
     if header["foreplan"] != VERSION:
         raise PlanError(f"it was written by foreplan {header['foreplan']!r}, and this is {VERSION}")
-    about = Program((), (), (), target=_text(header["target"]), model=_text(header["model"]))
+    about = Program((), (), (), target=string(header["target"]), model=string(header["model"]))
     about = replace(about, profile=_profile(header["device"]))
-    weights = os.path.join(folder, _text(header.get("weights", "")))
+    weights = os.path.join(folder, string(header.get("weights", "")))
     program, plan = _half(data, about, weights, {})
     update = None
     if "update" in data:
         kept = {slot.name: slot for slot in program.stored}
-        update = Update(_int(data["micro_batches"]), *_half(data["update"], about, weights, kept))
+        update = Update(integer(data["micro_batches"]), *_half(data["update"], about, weights, kept))
     elif any(slot.kind is Kind.ACCUMULATOR for slot in program.stored):
         raise PlanError("the file has the first half of a step, but not the second")
     options = _options(header["options"], program, update)
@@ -161,13 +168,13 @@ def _program(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping
         slots[record["role"]].append(_slot(record, folder, kept))
     if len(slots["loss"]) > 1:
         raise PlanError("it has several losses")
-    values = _each(data["values"], _value)
-    calls = _each(data["actions"], lambda record: _call(record, values))
+    values = each(data["values"], _value)
+    calls = each(data["actions"], lambda record: _call(record, values))
     return replace(
         about,
         values=values,
         actions=tuple(_action(record, call, values) for record, call in zip(data["actions"], calls)),
-        regions=_each(data["regions"], lambda r: Region(_text(r[0]), bool(r[1]))),
+        regions=each(data["regions"], lambda r: Region(string(r[0]), bool(r[1]))),
         calls=calls,
         inputs=tuple(slots["input"]),
         stored=tuple(slots["stored"]),
@@ -175,79 +182,42 @@ def _program(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping
         outputs=tuple(slots["output"]),
         loss=slots["loss"][0] if slots["loss"] else None,
         gradients=tuple(slots["gradient"]),
-        notes=_each(data["plan"]["notes"], _text),
+        notes=each(data["plan"]["notes"], string),
         base=_base(data["plan"].get("base")),
-        code=_each(data.get("code", []), _code),
+        code=each(data.get("code", []), _code),
     )
 
 
 def _base(record: Sequence[Any] | None) -> tuple[int, int] | None:
     if record is None:
         return None
-    flops, nanoseconds = map(_int, record)
+    flops, nanoseconds = map(integer, record)
     return flops, nanoseconds
 
 
 def _code(record: Sequence[Any]) -> tuple[str, bytes]:
     from foreplan.runtime.cuda.libraries.nvrtc import figures
 
-    code = base64.b64decode(_text(record[1]), validate=True)
+    code = base64.b64decode(string(record[1]), validate=True)
     if not figures(code):
         raise ValueError("machine code without a kernel")
-    return _text(record[0]), code
+    return string(record[0]), code
 
 
 def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
     if record is None:
         return None
     return DeviceProfile(
-        name=_text(record["name"]),
-        flops_per_second=_int(record["flops_per_second"]),
-        bytes_per_second=_int(record["bytes_per_second"]),
-        bus_bytes_per_second=_int(record["bus_bytes_per_second"]),
-        needs=_each(record["needs"], lambda pair: (_text(pair[0]), _text(pair[1]))),
-        memory_bytes=None if record["memory_bytes"] is None else _int(record["memory_bytes"]),
-        narrow=_text(record["narrow"]),
+        name=string(record["name"]),
+        flops_per_second=integer(record["flops_per_second"]),
+        bytes_per_second=integer(record["bytes_per_second"]),
+        bus_bytes_per_second=integer(record["bus_bytes_per_second"]),
+        needs=each(record["needs"], lambda pair: (string(pair[0]), string(pair[1]))),
+        memory_bytes=None if record["memory_bytes"] is None else integer(record["memory_bytes"]),
+        narrow=string(record["narrow"]),
+        link=string(record["link"]),
+        per_node=None if record["per_node"] is None else integer(record["per_node"]),
     )
-
-
-def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan that `plan_records` wrote; nothing of it is proved yet.
-
-    Raises:
-        KeyError, IndexError, TypeError, ValueError: the records are none of a plan.
-    """
-    about = data["plan"]
-    certificate, budget = about["certificate"], about["budget"]
-    return Plan(
-        problem_digest=_text(about["problem"]),
-        steps=_each(data["steps"], lambda s: Step(_int(s[0]), _each(s[1], _int), _each(s[2], _int), _int(s[3]))),
-        starts=_each(data["starts"], lambda pair: (_int(pair[0]), _int(pair[1]))),
-        ends=_each(data["ends"], lambda pair: (_int(pair[0]), _int(pair[1]))),
-        heights=_each(about["heights"], _int),
-        arena_bytes=_int(about["arena_bytes"]),
-        lower_bound_bytes=_int(about["lower_bound_bytes"]),
-        order_lower_bound_bytes=None,
-        certificate=Certificate(
-            _int(certificate["peak_step"]),
-            _text(certificate["placement"]),
-            _text(certificate["order"]),
-            _each(certificate["stages"], lambda stage: (_text(stage[0]), _int(stage[1]))),
-        ),
-        budget=None if budget is None else _int(budget),
-    )
-
-
-def _each(records: Any, read: Callable[[Any], Record]) -> tuple[Record, ...]:
-    if not isinstance(records, list):
-        raise ValueError("a list was expected")
-    return tuple(read(record) for record in records)
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int or abs(value) >= 1 << 62:
-        raise ValueError(f"{value!r} is not a whole number in range")
-    return value
 
 
 def _flag(value: Any) -> bool:
@@ -256,29 +226,23 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
-    return value
-
-
 def _value(record: Sequence[Any]) -> Value:
     name, nbytes, alignment, region, category, role = record[:6]
-    home = _int(record[6]) if len(record) > 6 else -1
-    kept, copy_of = (_flag(record[7]), _int(record[8])) if len(record) > 7 else (False, -1)
-    is_one = _text(name), _int(nbytes), _int(alignment), _int(region), Category(category), Role[role.upper()]
+    home = integer(record[6]) if len(record) > 6 else -1
+    kept, copy_of = (_flag(record[7]), integer(record[8])) if len(record) > 7 else (False, -1)
+    is_one = string(name), integer(nbytes), integer(alignment), integer(region), Category(category), Role[role.upper()]
     return Value(*is_one, home, kept, copy_of)
 
 
 def _operand(record: Sequence[Any]) -> Operand:
-    type = tensor_type(_text(record[2]))
+    type = tensor_type(string(record[2]))
     if len(record) == 4 and isinstance(record[3], str):
-        return Operand(_int(record[0]), _int(record[1]), type, type.strides, blocks=_blocks(record[3], type))
-    strides = _each(record[3], _int) if len(record) > 3 else type.strides
+        return Operand(integer(record[0]), integer(record[1]), type, type.strides, blocks=_blocks(record[3], type))
+    strides = each(record[3], integer) if len(record) > 3 else type.strides
     if len(strides) != type.rank:
         raise ValueError(f"{len(strides)} strides for {type}")
-    holds = as_dtype(_text(record[4])) if len(record) > 4 else None
-    return Operand(_int(record[0]), _int(record[1]), type, strides, holds)
+    holds = as_dtype(string(record[4])) if len(record) > 4 else None
+    return Operand(integer(record[0]), integer(record[1]), type, strides, holds)
 
 
 def _blocks(text: str, type: TensorType) -> Blocks:
@@ -290,11 +254,11 @@ def _blocks(text: str, type: TensorType) -> Blocks:
 
 def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:
     """An action; most of its fields follow from its call."""
-    reads = tuple(dict.fromkeys([*(operand.value for operand in call.inputs), *_each(record.get("waits", []), _int)]))
+    reads = tuple(dict.fromkeys([*(operand.value for operand in call.inputs), *each(record.get("waits", []), integer)]))
     writes = tuple(operand.value for operand in call.outputs)
     homes = [values[value].home for value in writes]
-    pairs = _each(record.get("overwrites", []), lambda o: (_index(o[0], writes), _index(o[1], reads)))
-    parts = _each(record.get("parts", []), lambda o: Part(_index(o[0], writes), _index(o[1], reads), _int(o[2])))
+    pairs = each(record.get("overwrites", []), lambda o: (_index(o[0], writes), _index(o[1], reads)))
+    parts = each(record.get("parts", []), lambda o: Part(_index(o[0], writes), _index(o[1], reads), integer(o[2])))
     try:
         cost = call.op.cost([operand.type for operand in call.inputs], [operand.type for operand in call.outputs])
     except NotImplementedError:
@@ -304,18 +268,18 @@ def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> A
         reads=reads,
         writes=writes,
         overwrites=tuple(Overwrite(w, r, call.op.completes or homes[w] == reads[r]) for w, r in pairs),
-        workspace=_int(record["workspace"]),
+        workspace=integer(record["workspace"]),
         workspace_region=ARENA,
         flops=cost.flops,
         nbytes=cost.nbytes,
-        nanoseconds=_int(record["nanoseconds"]),
+        nanoseconds=integer(record["nanoseconds"]),
         effect=any(home >= 0 for home in homes),
         parts=parts,
     )
 
 
 def _index(value: Any, of: Sequence[Any]) -> int:
-    if not 0 <= _int(value) < len(of):
+    if not 0 <= integer(value) < len(of):
         raise PlanError(f"a record names the number {value} of {len(of)}")
     return int(value)
 
@@ -323,13 +287,13 @@ def _index(value: Any, of: Sequence[Any]) -> int:
 def _call(record: Mapping[str, Any], values: Sequence[Value]) -> Call:
     """A call whose op takes its inputs and gives its outputs."""
     call = Call(
-        op=parse_op(_text(record["op"])),
-        kernel=_text(record["kernel"]),
-        inputs=_each(record["in"], _operand),
-        outputs=_each(record["out"], _operand),
-        node=_text(record["name"]),
-        source=_text(record.get("source", "")),
-        payload=base64.b64decode(_text(record.get("payload", "")), validate=True),
+        op=parse_op(string(record["op"])),
+        kernel=string(record["kernel"]),
+        inputs=each(record["in"], _operand),
+        outputs=each(record["out"], _operand),
+        node=string(record["name"]),
+        source=string(record.get("source", "")),
+        payload=base64.b64decode(string(record.get("payload", "")), validate=True),
     )
     for operand in (*call.inputs, *call.outputs):
         _index(operand.value, values)
@@ -344,7 +308,7 @@ def _call(record: Mapping[str, Any], values: Sequence[Value]) -> Call:
 
 
 def _slot(record: Mapping[str, Any], folder: str, kept: Mapping[str, Slot]) -> Slot:
-    operand, name, role = _operand(record["at"]), _text(record["name"]), record["role"]
+    operand, name, role = _operand(record["at"]), string(record["name"]), record["role"]
     kind = Kind(record["kind"]) if role == "stored" else _KINDS[role]
     init = _init(record["init"], operand.type, name, folder) if "init" in record else None
     if role == "stored" and name in kept:
@@ -355,11 +319,20 @@ def _slot(record: Mapping[str, Any], folder: str, kept: Mapping[str, Slot]) -> S
 def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
     if isinstance(record, str):
         return parse_init(record, type, f"the content of {name!r}")
+    if "members" in record:
+        return Flat(tuple(_member(each, folder) for each in record["members"]), integer(record["ranks"]))
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
-    held = tensor_type(_text(record["type"]))
-    if type not in (held, held.with_dtype(held.dtype.wide)) or _int(record["offset"]) < 0:
+    held = tensor_type(string(record["type"]))
+    if type not in (held, held.with_dtype(held.dtype.wide)) or integer(record["offset"]) < 0:
         raise ValueError(f"the content of {name!r} is {held} at {record['offset']}, and not {type}")
-    path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
-    return Stored(path, record["offset"], held, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))
+    path = Path(os.path.abspath(os.path.join(folder, string(record["file"]))))
+    return Stored(path, record["offset"], held, integer(record["bytes"]), bytes.fromhex(string(record["before"])))
+
+
+def _member(record: Sequence[Any], folder: str) -> Member:
+    """A tensor of a row."""
+    name, start, text, init = record
+    type = tensor_type(string(text))
+    return Member(string(name), integer(start), type, _init(init, type, name, folder))

@@ -103,7 +103,7 @@ class Session(Kept):
         verify(plan, program)
         if update is not None:
             update.verify(program, plan)
-        check_alike(program, plan, seed)
+        self._world = check_alike(program, plan, seed)
         self.program, self.plan, self.update = program, plan, update
         self._graphs = graphs
         self._info = engine_info(program.target)

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 from foreplan.errors import PlanError
 from foreplan.graph import Array, Fill, Kind, Stored
+from foreplan.graph.flat import Flat
 from foreplan.graph.init import RandomSeed
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, STATE, Operand, Program, Slot, region_of
 from foreplan.lower.target import Target
+from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.ops.random import STATE as RANDOM_STATE
 from foreplan.ops.storage import alike
@@ -37,6 +39,7 @@ def check_slots(program: Program, target: Target) -> None:
     """
     _check_names(program)
     _check_kinds(program)
+    _check_rows(program)
     _check_magnitudes(program)
     _check_results(program)
     given, written, results = _given(program), _written(program), _results(program)
@@ -64,6 +67,7 @@ def _check_names(program: Program) -> None:
     together = {
         "values": [value.name for value in program.values],
         "inputs and stored values": [slot.name for slot in (*program.inputs, *program.stored)],
+        "inputs and stored tensors": [slot.name for slot in (*program.inputs, *program.tensors)],
         "second slots": [slot.name for slot in program.ahead],
         "outputs": [slot.name for slot in program.outputs],
         "gradients": [slot.name for slot in program.gradients],
@@ -87,10 +91,31 @@ def _check_kinds(program: Program) -> None:
             raise PlanError(f"slot {slot.name!r}: a sum over micro-batches is zero at first")
 
 
+def _check_rows(program: Program) -> None:
+    """Tensors in a row lie side by side within it, and each has a first content that its type holds."""
+    for slot in program.stored:
+        if not isinstance(slot.init, Flat):
+            continue
+        where, row, end = f"slot {slot.name!r}", slot.operand.type, 0
+        if row.rank != 1 or slot.init.ranks not in (1, program.ranks) or slot.operand.blocks is not None:
+            raise PlanError(f"{where}: {row} is no row of tensors, or no part of one for {program.ranks} ranks")
+        if slot.kind not in (Kind.PARAMETER, Kind.FROZEN, Kind.STATE) or not slot.init.members:
+            raise PlanError(f"{where}: a {slot.kind} holds no tensors of other names")
+        for each in slot.init.members:
+            fits = end <= each.start and each.type.dtype == row.dtype
+            end = each.start + each.type.size
+            if not fits or end > row.size * slot.init.ranks:
+                raise PlanError(f"{where}: {each.name!r} does not lie behind the tensor before it, within the row")
+            if isinstance(each.init, Flat | RandomSeed):
+                raise PlanError(f"{where}: {each.init} is no content of {each.name!r}")
+            if not isinstance(each.init, Array | Fill | Stored) and not each.type.dtype.is_float:
+                raise PlanError(f"{where}: {each.init} is no content of {each.type}")
+
+
 def _check_magnitudes(program: Program) -> None:
     """An adapter has one magnitude for each output of a weight that is there."""
-    types = {slot.name: slot.operand.type for slot in program.stored}
-    for each in adapters_with_magnitudes(program.stored):
+    types = {slot.name: slot.operand.type for slot in program.tensors}
+    for each in adapters_with_magnitudes(program.tensors):
         weight, magnitude = types.get(each.weight), types[each.magnitude or ""]
         shape = () if weight is None else weight.shape
         outputs = math.prod(shape[1:]) if each.transposed else math.prod(shape[:1])
@@ -204,7 +229,9 @@ def _wanted_of_result(program: Program, index: int, written: Operand, result: Ca
     elif result is not None:
         wanted = replace(value, region=ARENA, category=result, role=Role.OUTPUT)
     else:
+        arrives = any(isinstance(program.calls[each].op, Begin | Finish) for each in program.producers[index])
         category = value.category if value.category in _PASSING else Category.ACTIVATIONS
+        category = Category.COMMUNICATION if arrives else category
         region = HOST if value.region == HOST and _is_copied(program, index) else ARENA
         wanted = replace(value, region=region, category=category, role=Role.TRANSIENT)
     return replace(wanted, nbytes=written.type.nbytes)

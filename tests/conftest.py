@@ -86,4 +86,5 @@ def nobodys_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """The user's own settings change no result, and are not changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+        patch.delenv("FOREPLAN_PLANS", raising=False)
         yield

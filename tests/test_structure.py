@@ -72,6 +72,8 @@ ONLY_IN = {
     "onnx": ("frontend", "export", "views", "foreplan"),
     "click": ("cli",),
     "tensorboard": ("cli",),
+    "filelock": ("foreplan",),
+    "fsspec": ("foreplan",),
     "safetensors": ("runtime",),
     "llvmlite": ("jit", "runtime"),
     "scipy": (),
@@ -205,8 +207,8 @@ def test_pythons_that_are_claimed_are_asked() -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = ("llvmlite", "scipy", "onnx", "networkx", "rich", "jax")
-    code = f"import sys, foreplan; print([m for m in {heavy} if m in sys.modules])"
+    heavy = ("llvmlite", "scipy", "onnx", "networkx", "rich", "jax", "filelock", "fsspec")
+    code = f"import sys, foreplan, foreplan.kept_plans; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -126,7 +126,14 @@ def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
 
 
 def epoch(
-    program: Program, arrays: Arrays, samples: int, step: int, seed: int, number: int, accumulate: int = 1
+    program: Program,
+    arrays: Arrays,
+    samples: int,
+    step: int,
+    seed: int,
+    number: int,
+    accumulate: int = 1,
+    place: tuple[int, int] = (0, 1),
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """What each step of an epoch takes, in an order of samples that depends on the seed and the epoch's number alone; a
     rest that fills no step is left out of this epoch.
@@ -135,10 +142,11 @@ def epoch(
         program: what takes them.
         arrays: all samples.
         samples: how many there are.
-        step: how many a step takes, all micro-batches together.
+        step: how many a step takes, all micro-batches and ranks together.
         seed: of the order.
         number: of the epoch.
         accumulate: micro-batches of a step; more than 1 are cut along a further leading axis.
+        place: this rank, and how many there are: each takes its share of every step.
     """
     import numpy as np
 
@@ -146,7 +154,8 @@ def epoch(
     names = [slot.name for slot in program.required_inputs]
     for start in range(0, samples - step + 1, step):
         # Sorted within the step, for reading in order: a batch is a set.
-        chosen = np.sort(order[start : start + step])
+        rank, ranks = place
+        chosen = np.sort(order[start : start + step])[rank * step // ranks : (rank + 1) * step // ranks]
         yield {name: arrays[name][chosen if accumulate == 1 else chosen.reshape(accumulate, -1)] for name in names}
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foreplan.cli.compiling import at_batch, compile_model, without_recomputation
-from foreplan.cli.options import echo, given, json_option, model_options, print_json, say, settings_from
+from foreplan.cli.fit_ranks import print_ranks, ranks_in, rows_of_ranks
+from foreplan.cli.options import echo, given, json_option, model_options_without, print_json, say, settings_from
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.units import format_bytes, in_common, parse_bytes
 
@@ -19,20 +20,29 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Find the largest batch that fits a memory, or every card.")
-@model_options
+@model_options_without("ranks")
+@click.option("--ranks", metavar="N,N", help="One table of these numbers of ranks, and of what they hold parts of.")
 @click.option("--memory", metavar="SIZE", help="What a step may take, such as 8GiB; a card's own memory by default.")
 @click.option("--all-cards", "all_cards", is_flag=True, help="One table of every card that foreplan has described.")
 @click.option("--max-extra-time", "most", metavar="SHARE", help="Most predicted time added to save memory, such as 5%.")
 @json_option
-def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_json: bool, **options: Any) -> None:
+def fit(
+    model: str,
+    ranks: str | None,
+    memory: str | None,
+    all_cards: bool,
+    most: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Find the largest batch with which a step of MODEL fits a memory, in parts and recomputing where it helps, or
     recomputing the segments that --checkpoint names and nothing else.
 
     On a card the memory holds all that a process takes there, and is the card's own unless --memory says less. On the
     host --memory is what the arena may take.
 
-    --all-cards prints a row a card. It recomputes nothing unless --max-extra-time says how much it may; that takes
-    minutes.
+    --all-cards prints a row a card, and --ranks 1,2,4,8 one for each number of ranks and each --shard. Both recompute
+    nothing unless --max-extra-time says how much they may; that takes minutes.
 
     The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
     larger ones still. Exits with 3 if not even one sample fits.
@@ -41,6 +51,7 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     Examples:
       foreplan fit resnet50 --target cuda:t4
       foreplan fit gpt2_small --all-cards --optimizer adamw
+      foreplan fit gpt2_small --ranks 1,2,4,8 --target cuda:t4 --optimizer adamw
       foreplan fit model.onnx --memory 2GiB --max-extra-time 5% --optimizer adamw
       foreplan fit gpt2_small --memory 8GiB --checkpoint 'h.*'
     """
@@ -50,9 +61,19 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
         raise UsageError(
             "--checkpoint says what is recomputed, and --max-extra-time limits what the planner chooses to: give one"
         )
-    settings, share = without_recomputation(settings_from(options)), _share(most)
+    settings, share = without_recomputation(settings_from(options | {"ranks": 1})), _share(most)
     if settings.step.accumulate == "auto":
         raise UsageError("--accumulate auto splits a given batch, and fit looks for one: leave one of them out")
+    if ranks is not None:
+        if all_cards:
+            raise UsageError("--all-cards and --ranks each print a table: give one")
+        allowed = _memory(memory, settings)
+        found = rows_of_ranks(
+            settings, ranks_in(ranks), bool(given("shard")), lambda s: _trials(model, s, allowed, share or 0.0)
+        )
+        if not any(row.batch for row in print_ranks(found, as_json)):
+            raise click.exceptions.Exit(DoesNotFitError.exit_code)
+        return
     if all_cards:
         if written := given("memory", "target"):
             raise UsageError(f"--{written[0]} makes no sense here: --all-cards tries each card with its own memory")

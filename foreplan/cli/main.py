@@ -8,12 +8,14 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import click
 
 from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
+from foreplan.cli.job import end_job, wait_for_the_first
 from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
@@ -30,7 +32,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print `error: …` on standard error."""
-        echo(f"error: {self.message}", err=True)
+        echo(f"{wait_for_the_first()}error: {self.message}", err=True)
 
 
 class Commands(click.Group):
@@ -144,4 +146,14 @@ for module in (memory, explain, compare, budget, fit, graph, run, train, export,
 def main() -> None:
     """The `foreplan` program."""
     _open_streams()
-    cli(prog_name="foreplan")
+    try:
+        cli(prog_name="foreplan")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        if 0 < code < 128:  # a signal has reached all ranks
+            end_job(code)
+        raise
+    except BaseException:
+        traceback.print_exc()
+        end_job(1)
+        raise SystemExit(1) from None

@@ -96,6 +96,8 @@ def estimate(
         _exit(verdict)
         return
     echo(_headline(figures))
+    if figures["ranks"] > 1:
+        echo(_exchanges(figures))
     if compiled.program.loss is not None:
         echo(weights.line)
     echo()
@@ -141,6 +143,15 @@ def _headline(figures: dict[str, Any]) -> str:
         f"{figures['model']}, {figures['mode']} on {figures['target']}{parts}: {figures['nodes']:,} nodes, "
         f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}"
         f"{recomputed}{copied}{planned}"
+    )
+
+
+def _exchanges(figures: dict[str, Any]) -> str:
+    """What a rank sends, and how long that takes."""
+    took, step = (format_seconds(figures[name]) for name in ("exchange_seconds", "predicted_seconds"))
+    return (
+        f"one of {figures['ranks']:,} ranks; in a step each sends {format_bytes(figures['sent_bytes'])} in "
+        f"{figures['exchanges']:,} exchanges, predicted {took} of {step}, partly beside computing"
     )
 
 

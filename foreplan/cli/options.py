@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,8 @@ from foreplan import once
 from foreplan.cli.data import read_array
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
 from foreplan.errors import UsageError
-from foreplan.options import USUAL, Options, Said, said_of
+from foreplan.option_fields import Said, said_of
+from foreplan.options import USUAL, Options
 
 if TYPE_CHECKING:
     import rich.console
@@ -180,61 +181,70 @@ def with_batch(name: str, batch: int | None) -> str:
 
 def model_options(function: _Function) -> _Function:
     """MODEL and everything that says how to make a step of it."""
-    for decorator in reversed(
-        (
-            click.argument("model"),
-            plan_file_options,
-            click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Extent of the batch axis."),
-            click.option(
-                "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
-            ),
-            values_option,
-            click.option("--infer", is_flag=True, help="The forward pass alone, instead of the whole training step."),
-            click.option(
-                "--optimizer",
-                default="nesterov",
-                show_default=True,
-                metavar="NAME[:KEY=VALUE,…]",
-                help=f"One of {', '.join(OPTIMIZERS)}; its parameters may follow, as in adamw:beta2=0.95,ema=0.999.",
-            ),
-            click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
-            click.option(
-                "--schedule",
-                metavar="NAME[:KEY=VALUE,…]",
-                help=f"How the learning rate follows from the step: one of {', '.join(SCHEDULES)}, such as "
-                "cosine:steps=1000,warmup=50.",
-            ),
-            click.option(
-                "--clip-norm", type=float, metavar="X", help="Scale gradients down to this norm of all together."
-            ),
-            click.option("--clip-value", type=float, metavar="X", help="Limit each element of gradients to [-X, X]."),
-            click.option("--weight-decay", type=float, metavar="X", help="By default the optimizer's own."),
-            click.option(
-                "--decay",
-                type=click.Choice(["all", "matrices"]),
-                default="all",
-                show_default=True,
-                help="What weight decay shrinks: all weights, or those with two axes or more.",
-            ),
-            click.option(
-                "--loss",
-                type=click.Choice(LOSSES),
-                help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
-            ),
-            click.option(
-                "--lora",
-                multiple=True,
-                metavar="PATTERN",
-                help="Freeze all weights, and train low-rank adapters of these; may be given again.",
-            ),
-            click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Of the adapters of --lora: 8."),
-            click.option("--alpha", type=float, metavar="X", help="Their strength, times the rank: 16."),
-            click.option("--dora", is_flag=True, help="Train the norms of the adapted weights, too."),
-            *(_option(name, said) for name, said in FLAGS.items()),
-        )
-    ):
-        function = decorator(function)
-    return function
+    return model_options_without()(function)
+
+
+def model_options_without(*left_out: str) -> Callable[[_Function], _Function]:
+    """The same, but for some options of `compile`, which a command has in a form of its own."""
+
+    def decorate(function: _Function) -> _Function:
+        for decorator in reversed(_model_options(left_out)):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def _model_options(left_out: Collection[str]) -> tuple[Callable[[_Function], _Function], ...]:
+    return (
+        click.argument("model"),
+        plan_file_options,
+        click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Extent of the batch axis."),
+        click.option(
+            "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
+        ),
+        values_option,
+        click.option("--infer", is_flag=True, help="The forward pass alone, instead of the whole training step."),
+        click.option(
+            "--optimizer",
+            default="nesterov",
+            show_default=True,
+            metavar="NAME[:KEY=VALUE,…]",
+            help=f"One of {', '.join(OPTIMIZERS)}; its parameters may follow, as in adamw:beta2=0.95,ema=0.999.",
+        ),
+        click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
+        click.option(
+            "--schedule",
+            metavar="NAME[:KEY=VALUE,…]",
+            help=f"How the learning rate follows from the step: one of {', '.join(SCHEDULES)}, such as "
+            "cosine:steps=1000,warmup=50.",
+        ),
+        click.option("--clip-norm", type=float, metavar="X", help="Scale gradients down to this norm of all together."),
+        click.option("--clip-value", type=float, metavar="X", help="Limit each element of gradients to [-X, X]."),
+        click.option("--weight-decay", type=float, metavar="X", help="By default the optimizer's own."),
+        click.option(
+            "--decay",
+            type=click.Choice(["all", "matrices"]),
+            default="all",
+            show_default=True,
+            help="What weight decay shrinks: all weights, or those with two axes or more.",
+        ),
+        click.option(
+            "--loss",
+            type=click.Choice(LOSSES),
+            help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
+        ),
+        click.option(
+            "--lora",
+            multiple=True,
+            metavar="PATTERN",
+            help="Freeze all weights, and train low-rank adapters of these; may be given again.",
+        ),
+        click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Of the adapters of --lora: 8."),
+        click.option("--alpha", type=float, metavar="X", help="Their strength, times the rank: 16."),
+        click.option("--dora", is_flag=True, help="Train the norms of the adapted weights, too."),
+        *(_option(name, said) for name, said in FLAGS.items() if name not in left_out),
+    )
 
 
 def _option(name: str, said: Said) -> Callable[[_Function], _Function]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import Arrays, read_arrays, samples_in
+from foreplan.cli.job import check_ranks, with_ranks
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
 from foreplan.cli.options import (
@@ -29,6 +30,10 @@ from foreplan.cli.weights import load_weights, weights_options
 from foreplan.errors import UsageError
 from foreplan.files import check_writable
 from foreplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from foreplan.compiled import Compiled
+    from foreplan.runtime.ranks import World
 
 
 @click.command(short_help="Train a model on a file of arrays.")
@@ -71,12 +76,14 @@ def train(
 ) -> None:
     """Train MODEL on arrays from a file.
 
-    Samples are shuffled anew each epoch, by the seed. A run that was stopped and resumed with the same options goes
+    Samples are shuffled anew each epoch, by the seed. Started by a launcher on several ranks, each takes its share of a
+    step's samples. A run that was stopped and resumed with the same options goes
     on exactly where it was. Ctrl-C finishes the step, writes the checkpoint and exits with 130. A checkpoint takes the
     place of the one before when it is whole; one with nan in a parameter is not written.
 
     \b
     Examples:
+      mpirun -n 4 foreplan train model.onnx --data images.npz --shard state -o w.safetensors
       foreplan train mlp:width=64,batch=16 --data digits.npz --epochs 5 --lr 0.1 -o weights.safetensors
       foreplan train model.onnx --data images.npz --optimizer adamw --lr 1e-3 -o w.safetensors --resume w.safetensors
       foreplan train model.onnx --data images.npz --batch 8 --accumulate 4 -o w.safetensors
@@ -84,9 +91,12 @@ def train(
       foreplan train model.onnx --data texts.npz --lora "*.q_proj" --lora "*.v_proj" --save-adapters adapters
       foreplan train model.onnx --data a.npz --validation b.npz --metrics accuracy --log run.csv -o w.safetensors
     """
+    from foreplan.runtime.ranks import current
+
     options["target"], own = with_threads(options["target"], threads)
     options["schedule"] = with_steps(options["schedule"], steps)
-    settings = settings_from(options)
+    world = current()
+    settings = with_ranks(model, settings_from(options), world)
     if settings.infer:
         raise UsageError("`train` trains: leave --infer out")
     if resume is not None and weights is not None:
@@ -106,12 +116,13 @@ def train(
         prepare(adapters, compiled.program)
     if compiled.program.loss is None:
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
+    check_ranks(model, compiled, world)
     samples, batch = samples_in(compiled.program, arrays, data)
-    size = batch * compiled.accumulate
+    size = batch * compiled.accumulate * world.size
     if samples < size:
-        advice = f"--batch {samples} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
-        raise UsageError(f"{data!r} has {samples} samples, and a step takes {size}: give {advice}")
-    if not as_json:
+        raise UsageError(f"{data!r} has {samples} samples, and a step {_takes(compiled, batch, world, samples)}")
+    quiet = as_json or world.rank > 0
+    if not quiet:
         echo(compiled.weights.line)
     with working("binding"):
         session = compiled.bind(seed=seed, threads=own)
@@ -139,15 +150,17 @@ def train(
     if validation is not None:
         with working("compiling the validation"):
             measured = validation_of(model, settings, session, validation, metrics)
-    if not as_json:
+    if not quiet:
         _say_what_is_left_out(samples, size, measured)
     saving = Saving(session, path, save_every, adapters, averages)
     columns = ["step", "epoch", "loss", "seconds"]
     columns += [f"validation_{name}" for name in (measured.names if measured else ())]
+    if world.rank > 0:
+        log = tensorboard = None
     with open_logs(log, tensorboard, columns, first) as logs:
-        run = Run(compiled, saving, arrays, samples, size, first, last, seed, fixed, measured, logs, quiet=as_json)
+        run = Run(compiled, saving, arrays, samples, size, first, last, seed, world, fixed, measured, logs, quiet=quiet)
         training = run.train()
-        _finish(training, saving, first, as_json)
+        _finish(training, saving, first, as_json, world)
 
 
 def _say_what_is_left_out(samples: int, size: int, validation: Validation | None) -> None:
@@ -162,10 +175,23 @@ def _say_what_is_left_out(samples: int, size: int, validation: Validation | None
         )
 
 
-def _finish(training: Training, saving: Saving, first: int, as_json: bool) -> None:
+def _takes(compiled: Compiled, batch: int, world: World, samples: int) -> str:
+    """How many samples a step takes, and what to do where these are too many, for people."""
+    size = batch * compiled.accumulate * world.size
+    of_ranks = f" ({size // world.size} on each of {world.size} ranks)" if world.size > 1 else ""
+    if samples < world.size:
+        return f"takes {size}{of_ranks}: there are more ranks than samples; start {samples} or fewer"
+    least = samples // world.size
+    advice = f"--batch {least} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
+    return f"takes {size}{of_ranks}: give {advice}"
+
+
+def _finish(training: Training, saving: Saving, first: int, as_json: bool, world: World) -> None:
     path, written = saving.path, saving.written
     saving.save(first + len(training.losses))
-    if as_json:
+    if world.rank > 0:
+        pass
+    elif as_json:
         print_json(training.as_json() | {"checkpoint": path, "adapters": saving.adapters, "averages": saving.averages})
     elif training.losses:
         echo(
@@ -176,7 +202,8 @@ def _finish(training: Training, saving: Saving, first: int, as_json: bool) -> No
         last = saving.session.steps_done
         done = f"step {last} is in {written}" if written else "nothing was saved"
         done += f": go on with --resume {path}" if path else ""
-        echo(f"interrupted; {done}", err=True)
+        if world.rank == 0:
+            echo(f"interrupted; {done}", err=True)
         click.get_current_context().exit(128 + training.signal)
 
 

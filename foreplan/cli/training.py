@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.compiled import Compiled
+    from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 
 DIVERGED = "training has diverged; start from the last good checkpoint, or anew, with a lower --lr or with --clip-norm"
@@ -121,13 +122,14 @@ class Run:
         saving: its session, and when that is written.
         arrays: all samples.
         samples: how many there are.
-        size: how many a step takes.
+        size: how many a step takes, on all ranks together.
         first, last: the first step, and the one after the last.
         seed: of the order of samples.
+        world: the ranks that run it.
         fixed: inputs that are the same in each step.
         validation: what measures the model after each epoch.
         logs: where the figures of each step are written.
-        quiet: whether measured figures are printed at the end alone.
+        quiet: whether measured figures are printed at the end alone, or by another rank.
     """
 
     compiled: Compiled
@@ -138,6 +140,7 @@ class Run:
     first: int
     last: int
     seed: int
+    world: World
     fixed: Arrays = field(default_factory=dict)
     validation: Validation | None = None
     logs: Sequence[Log] = ()
@@ -159,7 +162,8 @@ class Run:
         training = Training()
         taken: deque[Mapping[str, np.ndarray]] = deque()  # by the step that runs, and by the next one
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        shown = Progress(*columns, console=console(), redirect_stdout=False)
+        first = self.world.rank == 0
+        shown = Progress(*columns, console=console(), redirect_stdout=False, disable=not first)
         with interruptible() as caught, shown as progress:
             task = progress.add_task("", total=self.last, completed=self.first)
             started = time.perf_counter()
@@ -174,17 +178,18 @@ class Run:
                 if not math.isfinite(loss):
                     why = _why_diverged(self.arrays, inputs)
                     raise DivergedError(f"the loss is {loss} at step {step}: {why}. {self.saving.state()}")
+                stopped = max(self.world.gather(caught[0] if caught else 0))  # ranks stop behind the same step
                 self.saving.after(step)
                 figures = {"epoch": epoch_of, "loss": loss, "seconds": training.seconds[-1]}
-                if self.validation is not None and (step % self.per_epoch == 0 or step == self.last or caught):
+                if self.validation is not None and (step % self.per_epoch == 0 or step == self.last or stopped):
                     measured = self.validation.measure()
                     training.validations.append({"step": step, **measured})
                     figures |= {f"validation_{name}": number for name, number in measured.items()}
                     self._tell(progress, f"epoch {epoch_of}, step {step}: {_listed(measured)}")
                 for log in self.logs:
                     log.write(step, figures)
-                if caught:
-                    training.signal = caught[0]
+                if stopped:
+                    training.signal = stopped
                     return training
                 started = time.perf_counter()
         return training
@@ -192,7 +197,8 @@ class Run:
     def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
         program, accumulate = self.compiled.program, self.compiled.accumulate
         for number in range(self.first // self.per_epoch, math.ceil(self.last / self.per_epoch)):
-            of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate)
+            place = self.world.rank, self.world.size
+            of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate, place)
             for i, inputs in enumerate(of_epoch, number * self.per_epoch):
                 if self.first <= i < self.last:
                     taken.append(inputs)

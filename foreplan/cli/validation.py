@@ -27,6 +27,8 @@ class Validation:
         sizes: how many samples each step takes, one after the other.
         left_out: how many samples at the end fill no step.
         averaged: the session whose averages of weights are measured; None: its weights are.
+        copied: the session whose weights are copied before they are measured, since they lie in parts; None: they are
+            used where they lie.
     """
 
     sessions: Mapping[int, Session]
@@ -34,6 +36,7 @@ class Validation:
     sizes: Sequence[int]
     left_out: int
     averaged: Session | None = None
+    copied: Session | None = None
 
     @property
     def names(self) -> list[str]:
@@ -44,6 +47,8 @@ class Validation:
         """The loss and the metrics by name: means over the samples."""
         sums: dict[str, float] = {}
         start = 0
+        if self.copied is not None:
+            self._copy(self.copied)
         with nullcontext() if self.averaged is None else self.averaged.averaged():
             for size in self.sizes:
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
@@ -51,6 +56,13 @@ class Validation:
                     sums[name] = sums.get(name, 0.0) + float(mean) * size
                 start += size
         return {name: total / start for name, total in sums.items()}
+
+    def _copy(self, training: Session) -> None:
+        """Copy the weights, or their averages."""
+        weights = training.state_dict(ema=training.keeps_averages)
+        for session in self.sessions.values():
+            for name in session.stored:
+                session.stored[name] = weights[name]
 
 
 def validation_of(model: str, settings: Settings, training: Session, path: str, metrics: Sequence[str]) -> Validation:
@@ -68,6 +80,8 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
     """
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
+    from foreplan.graph.flat import Flat
+
     arrays = read_arrays(path)
     whole = _compiled(model, settings, metrics)
     samples, batch = samples_in(whole.program, arrays, path)
@@ -81,8 +95,12 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
             f"{path!r} has {samples} samples, a step takes {batch}, and the model has no step for fewer: give more"
         )
     taken = (batch, rest) if count else (rest,)
+    left_out = samples - sum(sizes)
+    if any(isinstance(slot.init, Flat) for slot in training.program.stored):
+        sessions = {size: part.bind() for size, part in zip(taken, parts)}
+        return Validation(sessions, arrays, sizes, left_out, copied=training)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, samples - sum(sizes), training if training.keeps_averages else None)
+    return Validation(sessions, arrays, sizes, left_out, training if training.keeps_averages else None)
 
 
 def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compiled:

@@ -11,6 +11,7 @@ import numpy as np
 
 from foreplan.errors import ModelError
 from foreplan.graph.adapter import AdapterMagnitude, AdapterZero
+from foreplan.graph.flat import Flat, Member
 from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.literal import check_arguments, literal_call
@@ -74,6 +75,8 @@ def parse_init(text: str, type: TensorType, where: str) -> Initializer:
     """The initializer written as its `str`; one whose content text does not carry raises ModelError."""
     try:
         call = literal_call(text)
+        if call.name == "flat" and not call.keywords:
+            return _flat(where, *call.arguments)
         if call.name == "array" and not call.keywords:
             return Array(np.array(call.arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
         init = _INITS[call.name](*call.arguments, **call.keywords)
@@ -84,6 +87,18 @@ def parse_init(text: str, type: TensorType, where: str) -> Initializer:
         return init
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         raise ModelError(f"{where}: {text!r} does not describe content that text can carry") from None
+
+
+def _flat(where: str, ranks: int, members: list[tuple[str, int, str, str]]) -> Flat:
+    """A row of tensors."""
+    found = []
+    for name, start, text, init in members:
+        type = tensor_type(text)
+        found.append(Member(name, start, type, parse_init(init, type, where)))
+        check_arguments(Member, {"name": name, "start": start})
+    flat = Flat(tuple(found), ranks)
+    check_arguments(Flat, {"ranks": ranks})
+    return flat
 
 
 class _Parser:

@@ -10,6 +10,7 @@ from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
+from foreplan.lower.exchanges import cluster_from, exchange_nanoseconds
 from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
@@ -19,6 +20,7 @@ from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Pr
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import AUTO, chosen_target, why_numpy
 from foreplan.lower.valid import with_valid
+from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
 from foreplan.patterns import UNNAMED, Named
@@ -41,6 +43,7 @@ def lower(
     tune: bool = False,
     accuracy: str = "default",
     workspace: int | str = WORKSPACE,
+    links: str = "",
     passes: Sequence[Pass] | None = None,
 ) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
@@ -59,6 +62,7 @@ def lower(
         accuracy: "strict": as `target_named` takes it, of a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
             or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
+        links: between ranks, as `foreplan.lower.exchanges.cluster_from` takes it.
         passes: another list of passes than the usual one, of which those of the stage `target` run.
 
     Raises:
@@ -74,10 +78,10 @@ def lower(
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
-    program = _Lowering(formed, chosen, workspace, {}).run()
+    program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:
         if blocks := best_blocks(program, chosen):
-            program = _Lowering(formed, chosen, workspace, blocks).run()
+            program = _Lowering(formed, chosen, workspace, blocks, links).run()
         program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
     program = replace(program, notes=(*program.notes, *because, *chosen.notes, *notes_of(program)))
@@ -95,8 +99,10 @@ def lower_in_blocks(graph: Graph, target: Target, blocks: Mapping[str, Blocks]) 
 class _Lowering:
     """One lowering: the lists that grow, and where each graph value has gone."""
 
-    def __init__(self, graph: Graph, target: Target, workspace: int | str, blocks: Mapping[str, Blocks]) -> None:
-        self.graph, self.target = graph, target
+    def __init__(
+        self, graph: Graph, target: Target, workspace: int | str, blocks: Mapping[str, Blocks], links: str = ""
+    ) -> None:
+        self.graph, self.target, self.links = graph, target, links
         self.blocks = blocks  # in which stored values lie, by name
         # The most workspace of a kernel; None: no limit. A kernel with more is taken if it needs at most this share of
         # the time.
@@ -194,7 +200,8 @@ class _Lowering:
                 layout = self.where[old].window
                 index = self.new_value(value.name, value.type.nbytes, CATEGORIES[old.kind], role, region, home)
             else:
-                category = CATEGORIES[value.kind]
+                arrives = isinstance(node.op, Begin | Finish)
+                category = p.Category.COMMUNICATION if arrives else CATEGORIES[value.kind]
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
@@ -214,7 +221,7 @@ class _Lowering:
         if not kernels:
             where = ", ".join(f"{x.window.type} from byte {x.offset} on" for x in inputs)
             raise UnsupportedError(f"target {self.target.name} has no kernel for {op.name} that takes {where}")
-        priced = [(self.target.price(op, kernel, reads, writes), kernel) for kernel in kernels]
+        priced = [(self.price(op, kernel, reads, writes), kernel) for kernel in kernels]
         if self.most is not None:
             most = max(self.most, min(kernel.workspace for kernel in kernels))
             limit = min(price for price, kernel in priced if kernel.workspace <= most) * self.faster
@@ -225,6 +232,13 @@ class _Lowering:
                 found.append((kernel, price))
         effect = any(self.values[operand.value].home >= 0 for operand in outputs)
         return found[:1] if effect else found
+
+    def price(self, op: Op, kernel: Candidate, reads: Sequence[Window], writes: Sequence[Window]) -> int:
+        """The time of a kernel; of an exchange, that of the links between ranks."""
+        if isinstance(op, Begin):
+            cluster = cluster_from(self.links, self.target.profile, op.ranks)
+            return exchange_nanoseconds(op, [x.type for x in reads], cluster)
+        return self.target.price(op, kernel, reads, writes)
 
     def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:
         """Whether the node's kernels may write the new content over the old: nobody reads the old content later, and

@@ -187,7 +187,8 @@ class Program(Problem):
     @cached_property
     def ranks(self) -> int:
         """How many ranks run it together."""
-        return max((call.op.ranks for call in self.calls if isinstance(call.op, Collective)), default=1)
+        parts = [slot.init.ranks for slot in self.stored if isinstance(slot.init, Flat)]
+        return max([1, *parts, *(call.op.ranks for call in self.calls if isinstance(call.op, Collective))])
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

@@ -23,6 +23,8 @@ class DeviceProfile:
         needs: what plans depend on, by name, such as a library's version: they run only where it is the same.
         memory_bytes: of the device, where the target names one; None: the host's, which no target names.
         narrow: the precision of `compile` in two bytes an element that the device computes in; empty: it has none.
+        link: between such devices in one node, as `foreplan.lower.links` takes it.
+        per_node: how many of them a node holds; None: ranks on a host, as many as there are.
     """
 
     name: str
@@ -32,6 +34,8 @@ class DeviceProfile:
     needs: tuple[tuple[str, str], ...] = ()
     memory_bytes: int | None = None
     narrow: str = ""
+    link: str = "memory"
+    per_node: int | None = None
 
     def nanoseconds(self, cost: Cost) -> int:
         """The roofline (Williams, Waterman and Patterson 2009): whichever takes longer, arithmetic or memory."""

@@ -365,6 +365,14 @@ class Begin(Collective):
         whole: Exchange = AllGather(self.ranks) if self.kind == _ALL_GATHER else Broadcast(self.ranks)
         return (AllToAll(self.ranks) if self.kind == _ALL_TO_ALL else whole).infer(inputs)
 
+    def sent(self, x: TensorType) -> int:
+        """Bytes that a rank sends of a tensor, and bytes that arrive, by algorithms that send nothing twice: of a
+        broadcast, each rank hands on what it gets.
+        """
+        others = self.ranks - 1
+        each = {_ALL_GATHER: x.nbytes * others, _ALL_TO_ALL: x.nbytes * others // self.ranks}
+        return each.get(self.kind, x.nbytes if others else 0)
+
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """What arrives is written."""
         return Cost(0, inputs[0].nbytes + outputs[0].nbytes)

@@ -9,7 +9,7 @@ function column(text) {
 }
 const COLOURS = {
   parameters: "#3f78b5", optimizer_state: "#8b5fb4", gradients: "#e0702b", activations: "#3a9a63",
-  workspace: "#8a8f98", inputs: "#c9a21b", outputs: "#1fa3b3",
+  workspace: "#8a8f98", communication: "#b0486a", inputs: "#c9a21b", outputs: "#1fa3b3",
 };
 const PHASES = { forward: "#4a8fd4", backward: "#e0702b", update: "#3a9a63", recompute: "#c2379b", copy: "#8b6f47" };
 const colourOf = D.categories.map((c) => COLOURS[c] || "#777777");

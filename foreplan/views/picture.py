@@ -20,6 +20,7 @@ COLOURS = {
     Category.GRADIENTS: "#e0702b",
     Category.ACTIVATIONS: "#3a9a63",
     Category.WORKSPACE: "#8a8f98",
+    Category.COMMUNICATION: "#b0486a",
     Category.INPUTS: "#c9a21b",
     Category.OUTPUTS: "#1fa3b3",
 }

@@ -24,6 +24,7 @@ _KINDS = {
     Category.GRADIENTS: "gradients",
     Category.ACTIVATIONS: "activations",
     Category.WORKSPACE: "scratch memory of the kernel that runs",
+    Category.COMMUNICATION: "what arrives from other ranks",
     Category.INPUTS: "inputs",
     Category.OUTPUTS: "outputs",
 }

@@ -168,7 +168,7 @@ def _check_figures(plan: Plan, problem: Problem, live: list[int]) -> None:
         raise VerificationError(
             f"lower_bound_bytes is {plan.lower_bound_bytes}, but the highest live set is {bound}, the arena {arena}"
         )
-    if not 0 <= peak < len(live) or live[peak] != bound:
+    if peak != live.index(bound):
         raise VerificationError(f"peak_step is {peak}, but the live set is highest at step {live.index(bound)}")
     if plan.order_lower_bound_bytes is not None and not 0 <= plan.order_lower_bound_bytes <= arena:
         raise VerificationError(f"order_lower_bound_bytes is {plan.order_lower_bound_bytes}, the arena {arena}")

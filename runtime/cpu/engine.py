@@ -39,7 +39,7 @@ class CpuBound(NumpyBound):
     def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.threads = _threads(program)
         super().__init__(program, plan, regions)
-        self.joined = joined([threads_set(self.threads), *self.calls])
+        self.joined = joined([threads_set(self.threads), *self.run_calls])
         self._native = all(isinstance(call, Joined) for call in self.joined)
 
     def run(self) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 from foreplan.calibration import MOST, read_toml
 from foreplan.errors import TargetError, UsageError
+from foreplan.lower.links import link_named
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
+PER_NODE = 8  # cards; so do HGX boards, and the largest servers with PCIe
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Device:
         shared_bytes_per_block: of shared memory that a block gets at most, if it asks for more than is usual.
         threads_per_multiprocessor, blocks_per_multiprocessor: resident at a time, at most.
         clock_hz, memory_clock_hz: of multiprocessors and memory, at most.
+        link: between such cards in one node, as `foreplan.lower.links` takes it; where a profile says nothing, the PCIe
+            generation of the bus.
+        per_node: how many of them a node holds; where a profile says nothing, eight.
         peaks: floating-point operations per second of dense products, a multiply-add being two, by precision: an
             entry for each of PRECISIONS that the card has. `float32` is IEEE arithmetic, without tensor cores.
         sources: where the figures come from.
@@ -54,6 +59,8 @@ class Device:
     blocks_per_multiprocessor: int
     clock_hz: int
     memory_clock_hz: int
+    link: str
+    per_node: int
     peaks: tuple[tuple[str, int], ...]
     sources: tuple[str, ...] = ()
 
@@ -105,7 +112,8 @@ def _toml(value: str | int | list[str]) -> str:
     return f"{value:_}" if isinstance(value, int) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-_FIGURES = [field for field in dataclasses.fields(Device) if field.name not in ("peaks", "sources")]
+_OPTIONAL = ("link", "per_node", "sources")
+_FIGURES = [field for field in dataclasses.fields(Device) if field.name not in ("peaks", *_OPTIONAL)]
 
 
 def read_device(text: str, origin: str) -> Device:
@@ -115,7 +123,7 @@ def read_device(text: str, origin: str) -> Device:
         TargetError: the text is no profile; names its origin and the key that is missing or wrong.
     """
     found = read_toml(text, f"{origin} is no device profile")
-    if unknown := sorted(set(found) - {field.name for field in _FIGURES} - {"flops_per_second", "sources"}):
+    if unknown := sorted(set(found) - {field.name for field in _FIGURES} - {"flops_per_second", *_OPTIONAL}):
         raise TargetError(f"{origin} has an unknown key {unknown[0]!r}")
     figures: dict[str, Any] = {}
     for field in _FIGURES:
@@ -138,7 +146,21 @@ def read_device(text: str, origin: str) -> Device:
         raise TargetError(f"{origin} has flops_per_second that are no whole numbers above 0, and below 2^62: {told}")
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
         raise TargetError(f"{origin} has sources that are no list of texts")
-    return Device(**figures, peaks=tuple(peaks.items()), sources=tuple(sources))
+    link = found.get("link", pcie_of(figures["title"], figures["bus_bytes_per_second"]))
+    per_node = found.get("per_node", PER_NODE)
+    if not _is_figure(per_node):
+        raise TargetError(f"{origin} needs per_node as a whole number above 0, and has {repr(per_node)[:80]}")
+    try:
+        link_named(link)
+    except UsageError as error:
+        raise TargetError(f"{origin}: {error}") from None
+    return Device(**figures, link=link, per_node=per_node, peaks=tuple(peaks.items()), sources=tuple(sources))
+
+
+def pcie_of(title: str, bus_bytes_per_second: int) -> str:
+    """The link of cards that have PCIe only: NVIDIA's driver lets GeForce cards copy through host memory alone."""
+    found = min((3, 4, 5), key=lambda n: abs(link_named(f"pcie{n}").bytes_per_second - bus_bytes_per_second))
+    return f"pcie{found}-host" if "GeForce" in title else f"pcie{found}"
 
 
 def _is_figure(value: Any) -> bool:

@@ -66,6 +66,8 @@ class CudaTarget:
             bus_bytes_per_second=self.device.bus_bytes_per_second,
             memory_bytes=self.device.memory_bytes,
             narrow=self.device.narrow,
+            link=self.device.link,
+            per_node=self.device.per_node,
             needs=(("compute capability", self.device.capability),),
         )
 

@@ -19,7 +19,7 @@ from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
-from foreplan.runtime.ranks.bind import Exchanges
+from foreplan.runtime.ranks.bind import Exchanges, with_polls
 from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
 from foreplan.units import align_up
 
@@ -124,12 +124,14 @@ class NumpyBound:
     Attributes:
         regions: memory of each region.
         calls: one a step.
+        run_calls: the same, and between them calls that let exchanges with other ranks go on.
     """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.program = program
         self.regions = cast(Sequence[np.ndarray], regions)
         self.calls = [self._ready(step) for step in plan.steps]
+        self.run_calls = with_polls(program, plan, self.calls, self.exchanges) if program.ranks > 1 else self.calls
 
     def _ready(self, step: Step) -> Run:
         action, call = self.program.actions[step.action], self.program.calls[step.action]
@@ -175,7 +177,7 @@ class NumpyBound:
     def run(self) -> None:
         """Execute the plan once."""
         with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
-            for call in self.calls:
+            for call in self.run_calls:
                 call()
 
     @property

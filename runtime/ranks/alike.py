@@ -7,14 +7,15 @@ import hashlib
 from foreplan.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.planner.plan import Plan
-from foreplan.runtime.ranks.world import current
+from foreplan.runtime.ranks.launch import current
+from foreplan.runtime.ranks.world import ALONE, World
 from foreplan.version import VERSION
 
 _WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed")
 
 
-def check_alike(program: Program, plan: Plan, seed: int) -> None:
-    """Check that a step of several ranks is the same on all of them. All ranks do it at the same time.
+def check_alike(program: Program, plan: Plan, seed: int) -> World:
+    """The ranks that run a step, after a check that it is the same on all of them. All ranks do it at the same time.
 
     Raises:
         SessionError: there are more ranks or fewer than it was planned for; or one has another model, plan, version or
@@ -22,7 +23,7 @@ def check_alike(program: Program, plan: Plan, seed: int) -> None:
         TargetError: see `foreplan.runtime.ranks.current`.
     """
     if program.ranks == 1:
-        return
+        return ALONE
     world = current()
     told = world.gather((program.ranks, VERSION, digest_of(program, plan), seed))
     for number, what in enumerate(_WHAT):
@@ -38,6 +39,7 @@ def check_alike(program: Program, plan: Plan, seed: int) -> None:
             f"the step was planned for {program.ranks} ranks, and this job has {world.size}: start as many processes "
             f"(mpirun -n {program.ranks} …), or compile it with ranks={world.size}"
         )
+    return world
 
 
 def digest_of(program: Program, plan: Plan) -> str:

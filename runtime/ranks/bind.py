@@ -7,11 +7,15 @@ from functools import partial
 
 import numpy as np
 
+from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin, Collective, Finish, OfRank
+from foreplan.planner.plan import Plan
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import World, current
+from foreplan.runtime.ranks.launch import current
+from foreplan.runtime.ranks.world import World
 
 Arrays = Sequence[np.ndarray]
+EVERY = 200_000  # nanoseconds of work, after which a library is asked for what is under way
 
 
 class Exchanges:
@@ -39,6 +43,22 @@ class Exchanges:
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()
+
+
+def with_polls(program: Program, plan: Plan, calls: Sequence[Run], exchanges: Exchanges) -> list[Run]:
+    """The calls of a plan, and between them, while an exchange is under way, calls that let it go on: one for each
+    stretch of work that is predicted to take as long as `EVERY`.
+    """
+    found, under_way, worked = list[Run](), 0, 0
+    for step, call in zip(plan.steps, calls, strict=True):
+        op = program.calls[step.action].op
+        found.append(call)
+        under_way += isinstance(op, Begin) - isinstance(op, Finish)
+        worked += program.actions[step.action].nanoseconds
+        if under_way and worked >= EVERY:
+            found.append(exchanges.world.poll)
+            worked = 0
+    return found
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

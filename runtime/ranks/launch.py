@@ -1,9 +1,11 @@
-"""The launcher that started this process, as its environment tells, and the world that it made."""
+"""The world that a thread is in: mostly that of the launcher which started the process, as its environment tells."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -83,3 +85,25 @@ def launched() -> World:
             f"start them by the launcher of that library; {INSTALL}"
         )
     return world
+
+
+_in_use: ContextVar[World | None] = ContextVar("world", default=None)
+
+
+def current() -> World:
+    """The world of this thread: that of `using`, or else of the launcher that started this process.
+
+    Raises:
+        TargetError: a launcher started several processes, and what moves bytes between them is missing or does not fit.
+    """
+    return _in_use.get() or launched()
+
+
+@contextmanager
+def using(world: World) -> Iterator[None]:
+    """Let this thread be a rank of a world until the block ends."""
+    token = _in_use.set(world)
+    try:
+        yield
+    finally:
+        _in_use.reset(token)

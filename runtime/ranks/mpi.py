@@ -20,7 +20,9 @@ class Mpi:
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
-        self.name = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
+        first = MPI.Get_library_version().splitlines()[0].partition(",")[0]
+        self.name = " ".join(first.replace("Version:", "").split())
+        self.neighbours = self._comm.Split_type(MPI.COMM_TYPE_SHARED).size
         self._open: list[MPI.Request] = []
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:

@@ -1,10 +1,7 @@
-"""What a session needs of the ranks of its job, and the world that this thread is in."""
+"""What a session needs of the ranks of its job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +16,13 @@ class World(Protocol):
         rank: this one, from 0 on.
         size: how many there are.
         name: of the library that moves bytes, for people.
+        neighbours: how many of the ranks run on this machine, this one among them.
     """
 
     rank: int
     size: int
     name: str
+    neighbours: int
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """Begin an exchange; the returned call waits until it is done.
@@ -48,7 +47,7 @@ class World(Protocol):
 class Alone:
     """One rank."""
 
-    rank, size, name = 0, 1, "one process"
+    rank, size, name, neighbours = 0, 1, "one process", 1
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """A copy."""
@@ -67,25 +66,3 @@ class Alone:
 
 
 ALONE = Alone()
-_in_use: ContextVar[World | None] = ContextVar("world", default=None)
-
-
-def current() -> World:
-    """The world of this thread: that of `using`, or else of the launcher that started this process.
-
-    Raises:
-        TargetError: a launcher started several processes, and what moves bytes between them is missing or does not fit.
-    """
-    from foreplan.runtime.ranks.launch import launched
-
-    return _in_use.get() or launched()
-
-
-@contextmanager
-def using(world: World) -> Iterator[None]:
-    """Let this thread be a rank of a world until the block ends."""
-    token = _in_use.set(world)
-    try:
-        yield
-    finally:
-        _in_use.reset(token)

@@ -16,7 +16,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import foreplan as fp
-from foreplan import disk_cache
+from foreplan import disk_cache, shared_plans
 from foreplan.cli import cli
 from foreplan.runtime.session import Session
 
@@ -130,6 +130,26 @@ class Keep(Operation):
         disk_cache.keep("a", b"old")
 
 
+class Share(Operation):
+    """A plan is shared, and read: it never fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.new = folder / "plans", b"new" * 10_000
+        self.folder.mkdir()
+        os.environ[shared_plans.VARIABLE] = str(self.folder)
+        shared_plans.share("a", b"old")
+
+    def run(self) -> None:
+        shared_plans.share("a", self.new)
+        shared_plans.shared("a")
+
+    def check(self, done: bool) -> None:
+        assert done, "nothing may depend on what is shared"
+        assert os.listdir(self.folder) == ["a"]
+        assert shared_plans.shared("a") in (b"old", self.new)
+        shared_plans.share("a", b"old")
+
+
 class Bind(Operation):
     """A session is made, takes a step and reads a checkpoint."""
 
@@ -182,6 +202,7 @@ OPERATIONS: dict[str, Callable[[Path], Operation]] = {
     "save": Save,
     "plan": Plan,
     "keep": Keep,
+    "share": Share,
     "bind": Bind,
     "train": Train,
 }

@@ -14,14 +14,15 @@ HERE = Path(__file__).parent
 MOST = 60  # faults of a kind
 # Where there is no such call: a program that says so here has changed, and is looked at anew.
 NONE = {
-    *((name, "mmap") for name in ("save", "plan", "keep")),
+    *((name, "mmap") for name in ("save", "plan", "keep", "share")),
     *(("bind", kind) for kind in ("write", "fsync", "rename")),
     ("keep", "fsync"),
+    ("share", "fsync"),
 }
 KINDS = ("open", "write", "fsync", "rename", "mmap", "allocate")
 # Training begins with compiling, which allocates more often than can be tried; `bind` and `save` ask for memory alone.
 CASES = [
-    *((name, kind) for name in ("save", "plan", "keep", "bind") for kind in KINDS),
+    *((name, kind) for name in ("save", "plan", "keep", "share", "bind") for kind in KINDS),
     *(("train", kind) for kind in ("open", "write", "fsync", "rename")),
 ]
 
@@ -38,7 +39,14 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Two kinds of each operation, so that each kind is there; all of them in the largest profile.
 SOME = {("save", "open"), ("save", "rename"), ("plan", "write"), ("plan", "mmap"), ("keep", "allocate")}
-SOME |= {("keep", "fsync"), ("bind", "allocate"), ("bind", "open"), ("train", "write"), ("train", "rename")}
+SOME |= {
+    ("keep", "fsync"),
+    ("share", "rename"),
+    ("bind", "allocate"),
+    ("bind", "open"),
+    ("train", "write"),
+    ("train", "rename"),
+}
 
 
 @pytest.mark.slow

@@ -21,7 +21,16 @@ def test_estimate():
     assert figures["arena_bytes"] >= figures["lower_bound_bytes"] > figures["persistent_bytes"]
     assert sum(figures["categories"].values()) == figures["lower_bound_bytes"]
     assert set(figures["categories"]) == {
-        *("parameters", "optimizer_state", "gradients", "activations", "workspace", "inputs", "outputs")
+        *(
+            "parameters",
+            "optimizer_state",
+            "gradients",
+            "activations",
+            "workspace",
+            "communication",
+            "inputs",
+            "outputs",
+        )
     }
     for key in ("model", "order_lower_bound_bytes", "flops", "extra_flops_ratio", "extra_seconds_ratio", "nodes",
                 "instructions", "plan_seconds", "compile_seconds"):  # fmt: skip

@@ -67,15 +67,19 @@ def test_what_is_no_right_plan_is_not_used(found: list[object], tmp_path: Path) 
         step = [action, reads, [offset], workspace]
         return json.dumps(whole | {"steps": [step, *whole["steps"][1:]]}).encode()
 
+    def with_about(**fields: object) -> bytes:
+        return json.dumps(whole | {"plan": whole["plan"] | fields}).encode()
+
+    about = whole["plan"]
     wrong = [with_offset(1), with_offset(-64), with_offset(1 << 40), b"", b"[]", b"{}", b"null", b"nonsense"]
+    wrong += [json.dumps(whole | {key: None}).encode() for key in whole]
+    wrong += [with_about(**{key: None}) for key in about if key != "budget"]
     wrong += [
-        json.dumps(whole | {key: None}).encode()
-        for key in whole
-        if key not in ("budget", "order_lower_bound_bytes", "counted")
-    ]
-    wrong += [
-        json.dumps(whole | {"arena_bytes": whole["arena_bytes"] - 64}).encode(),
-        json.dumps(whole | {"x": 1}).encode(),
+        with_about(arena_bytes=about["arena_bytes"] - 64),
+        with_about(budget=about["arena_bytes"]),
+        with_about(x=1),
+        json.dumps(whole | {"counted": 1}).encode(),
+        json.dumps(whole).encode(),  # with spaces
     ]
     for number, content in enumerate(wrong):
         disk_cache.keep(name, content)

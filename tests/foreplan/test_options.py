@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import foreplan as fp
 from foreplan.arguments import REMAT
 from foreplan.cli.main import cli
-from foreplan.options import PRECISIONS, Options, said_of
+from foreplan.option_fields import said_of
+from foreplan.options import PRECISIONS, Options
 from foreplan.passes import PRECISIONS as TYPES
 
 NAMES = [each.name for each in fields(Options)]
@@ -31,7 +32,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "gradients": st.lists(TEXTS, max_size=3),
     "train": st.lists(TEXTS, max_size=3),
     "freeze": st.lists(TEXTS, max_size=3),
-    "batch_norm": st.sampled_from(("train", "frozen")),
+    "batch_norm": st.sampled_from(("train", "sync", "frozen")),
     "checkpoint": st.lists(TEXTS, max_size=3),
     "keep": st.lists(TEXTS, max_size=3),
     "recompute": st.lists(TEXTS, max_size=3),
@@ -39,6 +40,9 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "split": st.dictionaries(TEXTS, st.integers(2, 99), max_size=3),
     "fission": st.sampled_from(("auto", "off")),
     "accumulate": st.integers(1, 1000),
+    "ranks": st.integers(1, 1000),
+    "links": st.sampled_from(("", "nvlink4", "pcie4*4+ethernet-100g")),
+    "shard": st.sampled_from(("none", "state", "gradients", "parameters")),
     "offload": st.booleans(),
     "prefetch": st.booleans(),
     "prepack": st.booleans(),

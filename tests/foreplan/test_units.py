@@ -7,7 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import UsageError
-from foreplan.units import parse_budget, parse_bytes
+from foreplan.units import parse_budget, parse_bytes, parse_nanoseconds, parse_rate
 
 SMALL = "mlp:batch=4,width=8,layers=2"
 
@@ -67,3 +67,44 @@ def test_budgets(budget: object, parsed: float) -> None:
 def test_what_parses_as_no_budget(budget: object) -> None:
     with pytest.raises(UsageError):
         parse_budget(budget)
+
+
+@pytest.mark.parametrize(
+    "text, rate",
+    [
+        ("12.5GB/s", 12_500_000_000),
+        (" 100 Gbit/s ", 12_500_000_000),
+        ("2GiB/s", 2 << 30),
+        ("8bit/s", 1),
+        ("1kB/s", 1000),
+        ("1KiB/s", 1024),
+        ("1.6Tbit/s", 200_000_000_000),
+    ],
+)
+def test_rates(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "12", "12GB", "12Gb/s", "12gbit/s", "-1GB/s", "0GB/s", "7bit/s", "1iB/s", "1e9B/s", "9" * 400 + "B/s", "fast"],
+)
+def test_what_is_no_rate(text: str) -> None:
+    """`Gb/s` least of all: it means bits to some, and bytes to others."""
+    with pytest.raises(UsageError, match=r"12.5GB/s or 100Gbit/s") as said:
+        parse_rate(text)
+    assert len(str(said.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text, found", [("5us", 5000), ("5 µs", 5000), (" 5μs ", 5000), ("1.5ms", 1_500_000), ("800ns", 800), ("0s", 0)]
+)
+def test_times(text: str, found: int) -> None:
+    assert parse_nanoseconds(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "5", "-5us", "5 years", "1e3ns", "9" * 400 + "s", "9" * 18 + "s", "soon"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 5us") as said:
+        parse_nanoseconds(text)
+    assert len(str(said.value)) < 200

@@ -289,7 +289,7 @@ def _make_right(half: Data, data: Data, repair: bool) -> None:
     half["plan"]["problem"] = program.digest
     for _ in range(4 if repair else 0):
         try:
-            verify(replace(planread._plan(half), order_lower_bound_bytes=None), program)
+            verify(replace(planread.plan_of(half), order_lower_bound_bytes=None), program)
             return
         except ForeplanError as error:
             found = _FIGURES.search(str(error))

@@ -77,6 +77,26 @@ def test_an_unknown_card_is_told_the_known_ones() -> None:
         device_named("zero\0byte.toml")
 
 
+@pytest.mark.parametrize(
+    ("title", "bus", "link"),
+    [
+        ("NVIDIA L4", 32_000_000_000, "pcie4"),
+        ("NVIDIA GeForce RTX 5090", 64_000_000_000, "pcie5-host"),
+        ("Tesla T4", 16_000_000_000, "pcie3"),
+        ("a slow card", 4_000_000_000, "pcie3"),
+    ],
+)
+def test_a_profile_without_a_link_has_that_of_its_bus(title: str, bus: int, link: str) -> None:
+    card = dataclasses.replace(device_named("l4"), title=title, bus_bytes_per_second=bus, link="nvlink3", per_node=4)
+    text = card.as_toml().replace('link = "nvlink3"\n', "").replace("per_node = 4\n", "")
+    assert read_device(text, "here") == dataclasses.replace(card, link=link, per_node=8)
+
+
+def test_a_profile_may_have_a_link_of_its_own() -> None:
+    card = dataclasses.replace(device_named("l4"), link="100GB/s,2us")
+    assert read_device(card.as_toml(), "here") == card
+
+
 def test_a_profile_of_ones_own(tmp_path) -> None:
     mine = dataclasses.replace(device_named("l4"), name="mine", multiprocessors=57)
     path = tmp_path / "mine.toml"
@@ -96,6 +116,10 @@ def test_a_profile_of_ones_own(tmp_path) -> None:
         ("float32 = 66_900_000_000_000", "", "needs a table flops_per_second"),
         ("float32 = 66_900_000_000_000", "float32 = 66.9", "no whole numbers"),
         ("[flops_per_second]", "[flops_per_hour]", "unknown key 'flops_per_hour'"),
+        ('link = "nvlink4"', 'link = "nvlnk4"', "did you mean nvlink4"),
+        ('link = "nvlink4"', "link = 4", "card.toml: a link is one of nvlink3"),
+        ("per_node = 8", "per_node = 0", "needs per_node"),
+        ("per_node = 8", "per_node = 8.0", "needs per_node"),
         ("name =", "name", "no device profile"),
         ("name =", f"deep = {'[' * 3000}\nname =", "no device profile"),
         ("multiprocessors = 132", f"multiprocessors = {'9' * 5000}", "no device profile"),
@@ -116,10 +140,11 @@ def test_what_a_driver_says_makes_a_profile() -> None:
     known = device_named("h100")
     assert found.name == "h100-80gb-hbm3"
     for field in dataclasses.fields(Device):
-        if field.name not in ("name", "peaks", "sources", "bytes_per_second"):
+        if field.name not in ("name", "peaks", "sources", "bytes_per_second", "link"):
             assert getattr(found, field.name) == getattr(known, field.name), field.name
     assert found.bytes_per_second == pytest.approx(known.bytes_per_second, rel=1e-3)
     assert read_device(found.as_toml(), "here") == found
+    assert found.link == "pcie5"  # no driver says what else joins cards
 
 
 def test_no_card_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,20 @@ from dataclasses import replace
 import pytest
 
 from foreplan.errors import VerificationError
-from foreplan.planner import Certificate, Overwrite, Part, Plan, Problem, Region, Role, Step, plan, verify
+from foreplan.planner import (
+    Action,
+    Certificate,
+    Overwrite,
+    Part,
+    Plan,
+    Problem,
+    Region,
+    Role,
+    Step,
+    Value,
+    plan,
+    verify,
+)
 from tests.planner.problems import Maker, training_net
 
 
@@ -256,3 +269,13 @@ def test_the_verifier_imports_nothing_of_the_planner_but_its_types() -> None:
 def test_training_plans_verify() -> None:
     problem = training_net(20)
     verify(plan(problem), problem)
+
+
+def test_the_peak_is_the_first_step_of_the_highest_live_set() -> None:
+    roles = (Role.INPUT, Role.TRANSIENT, Role.TRANSIENT, Role.OUTPUT)
+    values = tuple(Value(name, 64, role=role) for name, role in zip("xaby", roles))
+    problem = Problem(values, tuple(Action(f"to {i + 1}", (i,), (i + 1,)) for i in range(3)))
+    found = plan(problem)
+    assert found.certificate.peak_step == 0
+    with pytest.raises(VerificationError, match="peak_step is 1, but the live set is highest at step 0"):
+        verify(replace(found, certificate=replace(found.certificate, peak_step=1)), problem)

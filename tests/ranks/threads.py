@@ -44,6 +44,7 @@ class Thread:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.neighbours = meeting.size
         self.calls = 0
         self.log: list[tuple[str, int, int, int]] = []  # of exchanges: kind, peer, bytes sent and received
 

@@ -41,6 +41,7 @@ def test_categories_at_the_peak(memory):
         Category.GRADIENTS: 0,
         Category.ACTIVATIONS: 8 * KIB,
         Category.WORKSPACE: 3 * KIB,
+        Category.COMMUNICATION: 0,
         Category.INPUTS: 2 * KIB,
         Category.OUTPUTS: 0,
     }

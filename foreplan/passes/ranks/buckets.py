@@ -28,6 +28,7 @@ class _Buckets:
 
     def __init__(self, b: Builder, inner: Consumer, ranks: Ranks) -> None:
         self.b, self.inner, self.ranks = b, inner, ranks
+        self.full = ranks.bucket(value for value in b.stored if value.kind is Kind.PARAMETER)
         self.open: dict[DType, list[Summand]] = {}
         self.updates: dict[Value, Value] = {}
 
@@ -35,7 +36,7 @@ class _Buckets:
         """Put a gradient into a bucket; exchange this if it is full."""
         bucket = self.open.setdefault(gradient.dtype, [])
         bucket.append((parameter, gradient))
-        if sum(gradient.type.nbytes for _, gradient in bucket) >= self.ranks.bucket:
+        if sum(gradient.type.nbytes for _, gradient in bucket) >= self.full:
             self.exchange(self.open.pop(gradient.dtype))
 
     def exchange(self, bucket: list[Summand]) -> None:

@@ -40,6 +40,7 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
     """
     reached = depending(graph.parameters, graph.nodes)
     trains = graph.loss in reached and _used(graph)
+    full = ranks.bucket(graph.parameters)
     groups: dict[Any, list[Value]] = {}
     found: list[list[Value]] = []
     for value in graph.stored:
@@ -51,7 +52,7 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
             continue
         group = groups.setdefault(key, [])
         group.append(value)
-        if sum(each.type.nbytes for each in group) >= ranks.bucket:
+        if sum(each.type.nbytes for each in group) >= full:
             found.append(groups.pop(key))
     return tuple(_bucket(i, group, ranks) for i, group in enumerate((*found, *groups.values())))
 

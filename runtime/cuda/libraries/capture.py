@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreplan.errors import TargetError
-from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.device import PER_NODE, Device, pcie_of
 
 # cudaDeviceAttr, by number (CUDA Runtime API, data types).
 _CLOCK_KHZ, _MULTIPROCESSORS, _MEMORY_CLOCK_KHZ, _MEMORY_BITS = 13, 16, 36, 37
@@ -72,6 +72,7 @@ def device_from(attribute: Callable[[int], int], title: str, memory_bytes: int) 
     major, minor = attribute(_MAJOR), attribute(_MINOR)
     multiprocessors, clock_hz = attribute(_MULTIPROCESSORS), 1000 * attribute(_CLOCK_KHZ)
     memory_clock_hz = 1000 * attribute(_MEMORY_CLOCK_KHZ)
+    bus = architecture_of(10 * major + minor).bus_bytes_per_second
     short = title.replace("NVIDIA", "").replace("GeForce", "").lower()
     return Device(
         name=re.sub(r"[^a-z0-9]+", "-", short).strip("-") or "gpu",
@@ -80,7 +81,7 @@ def device_from(attribute: Callable[[int], int], title: str, memory_bytes: int) 
         multiprocessors=multiprocessors,
         memory_bytes=memory_bytes,
         bytes_per_second=2 * memory_clock_hz * attribute(_MEMORY_BITS) // 8,
-        bus_bytes_per_second=architecture_of(10 * major + minor).bus_bytes_per_second,
+        bus_bytes_per_second=bus,
         l2_bytes=attribute(_L2_BYTES),
         shared_bytes_per_multiprocessor=attribute(_SHARED),
         shared_bytes_per_block=attribute(_SHARED_OF_BLOCK),
@@ -88,10 +89,13 @@ def device_from(attribute: Callable[[int], int], title: str, memory_bytes: int) 
         blocks_per_multiprocessor=attribute(_BLOCKS),
         clock_hz=clock_hz,
         memory_clock_hz=memory_clock_hz,
+        link=pcie_of(title, bus),
+        per_node=PER_NODE,
         peaks=peaks_of(title, 10 * major + minor, multiprocessors, clock_hz),
         sources=(
             "the driver of this card: memory, counts, sizes and clocks",
-            "computed from them and the architecture: bandwidth and peaks at the highest clock; the bus: assumed",
+            "computed from them and the architecture: bandwidth and peaks at the highest clock",
+            "assumed: the bus, the link and the node",
         ),
     )
 

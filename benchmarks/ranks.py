@@ -1,0 +1,224 @@
+"""Steps of several ranks, run and estimated.
+
+    python benchmarks/ranks.py run        # on this machine, by MPI: 1, 2 and 4 ranks of one thread each
+    python benchmarks/ranks.py estimate   # clusters that are not here: Llama's shapes, and ZeRO's table
+
+Writes ranks.json beside this file, and tables into docs/ranks.md. Of a run it tells: the loss after some steps; bytes that are
+planned, and allocated, on each rank; what a rank sends; how much of the time it stands still for others; and the efficiency,
+the processor time of one process for all samples over that of all ranks together, without their waiting, in which MPI's
+libraries turn in a loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from pages import put
+
+import foreplan as fp
+from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks import World, current, using
+from foreplan.units import format_bytes, format_count, format_seconds
+
+HERE = Path(__file__).resolve()
+FILE = HERE.with_suffix(".json")
+SAMPLES, STEPS, WARM = 8, 12, 3
+NETS = {
+    "ResNet-18, 64 × 64": "resnet18:size=64,classes=10,batch={batch}",
+    "GPT, 4 layers of 256": "gpt2_small:layers=4,width=256,heads=4,seq=128,vocabulary=4000,batch={batch}",
+    "MLP, 4 × 1,024": "mlp:width=1024,layers=4,batch={batch}",
+}
+RUNS = [(1, "none"), (2, "none"), (2, "state"), (2, "parameters"), (4, "none"), (4, "state"), (4, "parameters")]
+
+
+class Timed:
+    """A world that times what waits for other ranks.
+
+    Attributes:
+        waited: processor seconds.
+    """
+
+    def __init__(self, inner: World) -> None:
+        self.inner, self.waited = inner, 0.0
+        self.rank, self.size, self.name, self.neighbours = inner.rank, inner.size, inner.name, inner.neighbours
+        self.poll, self.gather, self.abort = inner.poll, inner.gather, inner.abort
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+        """As the world does."""
+        wait = self.inner.begin(kind, peer, source, into)
+
+        def timed() -> None:
+            started = time.process_time()
+            wait()
+            self.waited += time.process_time() - started
+
+        return timed
+
+
+def job(net: str, ranks: int, shard: str) -> None:
+    """One rank of a run; the first prints what all have found."""
+    world = Timed(current())
+    with using(world):
+        step = fp.compile(
+            fp.models.build(NETS[net].format(batch=SAMPLES // ranks)),
+            loss=fp.losses.cross_entropy,
+            optimizer=fp.optim.AdamW(1e-3),
+            target="cpu:threads=1",
+            ranks=ranks,
+            shard=shard,
+        )
+        session = step.bind(seed=0)
+        rng, losses, seconds, processor = np.random.default_rng(0), [], 0.0, 0.0
+        for number in range(STEPS):
+            batch = {}
+            for slot in step.program.required_inputs:
+                shape, is_float = (SAMPLES, *slot.operand.type.shape[1:]), slot.operand.type.dtype.is_float
+                whole = rng.standard_normal(shape, np.float32) if is_float else rng.integers(0, 10, shape)
+                batch[slot.name] = np.split(whole, ranks)[world.rank]
+            if number == WARM:
+                world.gather(None)
+                seconds, processor, world.waited = -time.perf_counter(), -time.process_time(), 0.0
+            losses.append(session.step(batch).loss)
+        seconds, processor = seconds + time.perf_counter(), processor + time.process_time()
+        found = {"processor": processor, "waited": world.waited, "allocated": session.allocated_bytes}
+        every = world.gather(found)
+        if world.rank == 0:
+            figures = step.estimate()
+            told = {name: figures[name] for name in ("arena_bytes", "sent_bytes", "exchanges", "categories")}
+            print(json.dumps(told | {"losses": losses, "seconds": seconds / (STEPS - WARM), "by_rank": every}))
+
+
+def measured(net: str, ranks: int, shard: str) -> dict[str, Any]:
+    """One run."""
+    launcher = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    start = [] if ranks == 1 else [str(launcher), "-n", str(ranks)]
+    words = [*start, sys.executable, str(HERE), "job", net, str(ranks), shard]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_table(rows: dict[str, Any]) -> str:
+    """A row a run."""
+    lines = [
+        "| net | ranks | in parts | loss after 12 steps | arena planned = allocated | optimizer state | sent | of it waited for"
+        " | efficiency |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for net in NETS:
+        alone = rows[f"{net}|1|none"]["by_rank"][0]["processor"]
+        for ranks, shard in RUNS:
+            row = rows[f"{net}|{ranks}|{shard}"]
+            assert {each["allocated"] for each in row["by_rank"]} == {row["arena_bytes"]}
+            work = sum(each["processor"] - each["waited"] for each in row["by_rank"])
+            waited = sum(each["waited"] for each in row["by_rank"]) / sum(each["processor"] for each in row["by_rank"])
+            many = ranks > 1
+            lines.append(
+                f"| {net} | {ranks} | {shard if many else ''} | {row['losses'][-1]:.6f} | "
+                f"{format_bytes(row['arena_bytes'])} | {format_bytes(row['categories']['optimizer_state'])} | "
+                f"{format_bytes(row['sent_bytes']) if many else ''} | {f'{waited:.0%}' if many else ''} | "
+                f"{f'{alone / work:.2f}' if many else ''} |"
+            )
+    return "\n".join(lines)
+
+
+LLAMAS = {
+    "Llama 2 7B": "llama:layers=32,width=4096,heads=32,kv_heads=32,features=11008,vocabulary=32000,tied=False,seq=4096",
+    "Llama 2 70B": "llama:layers=80,width=8192,heads=64,kv_heads=8,features=28672,vocabulary=32000,tied=False,seq=4096",
+}
+COUNTS = (1, 8, 64, 512)
+
+
+def estimated(text: str, ranks: int, shard: str, target: str) -> dict[str, Any]:
+    """The figures of a step at one sample a rank."""
+    step = fp.compile(
+        fp.models.build(text + ",batch=1"),
+        loss=fp.losses.cross_entropy,
+        optimizer=fp.optim.AdamW(1e-4),
+        target=target,
+        precision="bf16",
+        ranks=ranks,
+        shard=shard,
+    )
+    figures = step.estimate()
+    names = ("arena_bytes", "peak_bytes", "categories", "sent_bytes", "predicted_seconds", "exchange_seconds")
+    told = {name: figures[name] for name in names}
+    return told | {"numbers": figures["weights"]["trained"]["numbers"], "plan_seconds": figures["plan_seconds"]}
+
+
+def estimate_table(rows: dict[str, Any]) -> str:
+    """A row an estimate."""
+    lines = [
+        "| model | ranks | in parts | peak of a rank | parameters and state | activations | sent | exchanges | step |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in rows.items():
+        model, ranks, shard = key.split("|")
+        kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
+        lines.append(
+            f"| {model}, {format_count(row['numbers'])} | {int(ranks):,} | {shard if int(ranks) > 1 else ''} | "
+            f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
+            f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
+            f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
+        )
+    return "\n".join(lines)
+
+
+def kept() -> dict[str, Any]:
+    """What was measured before."""
+    found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return found
+
+
+def keep(part: str, rows: dict[str, Any], table: Callable[[dict[str, Any]], str]) -> None:
+    """Write figures, and their table."""
+    FILE.write_text(json.dumps(kept() | {part: rows}, indent=1) + "\n")
+    put("docs/ranks.md", part, table(rows))
+
+
+@click.group()
+def main() -> None:
+    """Steps of several ranks."""
+
+
+@main.command()
+def run() -> None:
+    """Run them on this machine."""
+    rows = {}
+    for net in NETS:
+        for ranks, shard in RUNS:
+            rows[f"{net}|{ranks}|{shard}"] = measured(net, ranks, shard)
+            click.echo(f"{net}, {ranks} ranks, {shard}: {rows[f'{net}|{ranks}|{shard}']['losses'][-1]}", err=True)
+    keep("runs", rows, run_table)
+
+
+@main.command()
+@click.option("--target", default="cuda:h100")
+def estimate(target: str) -> None:
+    """Estimate clusters."""
+    rows = {}
+    for model, text in LLAMAS.items():
+        for ranks in COUNTS:
+            for shard in ("none", "state", "parameters") if ranks > 1 else ("none",):
+                rows[f"{model}|{ranks}|{shard}"] = estimated(text, ranks, shard, target)
+                click.echo(f"{model}, {ranks} ranks, {shard}", err=True)
+    keep("estimates", rows, estimate_table)
+
+
+main.command("job")(click.argument("net")(click.argument("ranks", type=int)(click.argument("shard")(job))))
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a step exchanges with other ranks: how long it takes, beside what the step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from foreplan.errors import UsageError
+from foreplan.graph.op import Types
+from foreplan.lower.links import ALL_GATHER, BROADCAST, REDUCE_SCATTER, SEND, Cluster, cluster_of, nanoseconds
+from foreplan.lower.program import Program
+from foreplan.lower.target import DeviceProfile
+from foreplan.ops.collective import Begin, Finish
+from foreplan.planner import Plan
+
+# Of exchanges by name, the collective whose traffic is the same. Each rank sends another piece to each, as rings do.
+_AS = {"all_gather": ALL_GATHER, "all_to_all": REDUCE_SCATTER, "broadcast": BROADCAST, "shift": SEND}
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The exchanges of one rank in a step.
+
+    Attributes:
+        ranks: how many take part.
+        count: how many exchanges there are.
+        sent: bytes that a rank sends; as many arrive.
+        nanoseconds: predicted, of all of them by themselves.
+        step: predicted, of the step with them beside what it computes.
+    """
+
+    ranks: int = 1
+    count: int = 0
+    sent: int = 0
+    nanoseconds: int = 0
+    step: int = 0
+
+    @staticmethod
+    def of(program: Program, plan: Plan) -> Exchanges:
+        """Of one run of a plan. Two things go on at a time: what the step computes, and exchanges, one after the other.
+        What waits for an exchange stands still until it is done.
+        """
+        count = sent = taken = now = free = 0  # `now` for what computes, `free` for the links
+        done: dict[int, int] = {}
+        for step in plan.steps:
+            action, call = program.actions[step.action], program.calls[step.action]
+            if isinstance(call.op, Begin):
+                count, sent, taken = count + 1, sent + call.op.sent(call.inputs[0].type), taken + action.nanoseconds
+                free = max(now, free) + action.nanoseconds
+                done[action.writes[0]] = free
+            elif isinstance(call.op, Finish):
+                now = max(now, done.get(call.inputs[0].value, 0))
+            else:
+                now += action.nanoseconds
+        return Exchanges(program.ranks, count, sent, taken, max(now, free))
+
+    def __add__(self, other: Exchanges) -> Exchanges:
+        """Of one and then the other."""
+        return Exchanges(
+            max(self.ranks, other.ranks),
+            self.count + other.count,
+            self.sent + other.sent,
+            self.nanoseconds + other.nanoseconds,
+            self.step + other.step,
+        )
+
+    def __mul__(self, times: int) -> Exchanges:
+        """Of several."""
+        return Exchanges(self.ranks, self.count * times, self.sent * times, self.nanoseconds * times, self.step * times)
+
+
+@lru_cache(maxsize=64)
+def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
+    """The cluster that a text tells of, such as "nvlink4*8+infiniband-ndr": the link within a node, how many devices
+    each has, and the link between nodes. What it leaves out is as the device is known for.
+
+    Raises:
+        UsageError: there is no such link, or the ranks do not fill their nodes.
+    """
+    first, _, between = text.partition("+")
+    inside, star, count = first.partition("*")
+    if star:
+        try:
+            return cluster_of(profile, ranks, link=inside, between=between, per_node=int(count))
+        except (UsageError, ValueError) as error:
+            raise UsageError(f"links {text!r}: {error}") from None
+    return cluster_of(profile, ranks, link=inside, between=between)
+
+
+def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
+    """The predicted time of an exchange."""
+    whole = op.infer(inputs)[0].nbytes
+    return nanoseconds(_AS[op.kind], whole, cluster)

@@ -1,0 +1,47 @@
+"""Exchanges in a plan that was read from a file: what arrives is waited for before its bytes serve anything else."""
+
+from __future__ import annotations
+
+from foreplan.errors import PlanError
+from foreplan.lower.program import Call, Program
+from foreplan.ops.collective import Begin, Collective, Finish
+from foreplan.planner.plan import Plan
+
+
+def check_exchanges(program: Program, plan: Plan) -> None:
+    """Check that every exchange that a plan begins is finished, once, by an action that also reads what is sent; and
+    that all are of one number of ranks.
+
+    The verifier then proves that what is sent stays, and that nothing else has the bytes of what arrives until then.
+
+    Raises:
+        PlanError: names the node.
+    """
+    numbers = {call.op.ranks for call in program.calls if isinstance(call.op, Collective)}
+    if len(numbers) > 1:
+        raise PlanError(f"its collectives are of {sorted(numbers)} ranks, and a step has one number of them")
+    begins = {call.outputs[0].value: call for call in program.calls if isinstance(call.op, Begin)}
+    for action, call in zip(program.actions, program.calls):
+        where = f"node {call.node!r}"
+        if isinstance(call.op, Finish):
+            begun = begins.get(call.inputs[0].value)
+            if begun is None or begun.inputs[0] != call.inputs[1]:
+                raise PlanError(f"{where}: waits for no exchange, or for one that sends something else")
+            if [(pair.write, pair.read) for pair in action.overwrites] != [(0, 0)]:
+                raise PlanError(f"{where}: what arrives does not take the place of what was begun")
+            continue
+        if any(operand.value in begins for operand in call.inputs):
+            raise PlanError(f"{where}: reads what has not arrived")
+    under_way: dict[int, Call] = {}
+    for step in plan.steps:
+        if not 0 <= step.action < len(program.calls):
+            continue  # which the verifier tells
+        call = program.calls[step.action]
+        if isinstance(call.op, Begin):
+            if call.outputs[0].value in under_way:
+                raise PlanError(f"node {call.node!r}: begins once more what is under way")
+            under_way[call.outputs[0].value] = call
+        elif isinstance(call.op, Finish) and under_way.pop(call.inputs[0].value, None) is None:
+            raise PlanError(f"node {call.node!r}: waits for what was not begun")
+    if under_way:
+        raise PlanError(f"node {next(iter(under_way.values())).node!r}: what it begins is never waited for")

@@ -1,0 +1,120 @@
+"""One checkpoint, whatever the ranks: what some wrote, others go on from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan import optim
+from tests.ranks.threads import Thread, run
+from tests.ranks.training import batches_for, own_part
+
+SAMPLES = 12
+
+
+def steps(
+    ranks: int,
+    shard: str,
+    first: int,
+    last: int,
+    read: Path | None = None,
+    write: Path | None = None,
+    dropout: float = 0.0,
+) -> list[tuple[list[float], dict[str, np.ndarray]]]:
+    """Losses of some steps, and what was stored then, of each rank, from a checkpoint on and to one."""
+    text = f"gpt2_small:layers=1,width=24,heads=2,seq=6,vocabulary=37,dropout={dropout},batch={SAMPLES // ranks}"
+    model, loss = fp.models.build(text), fp.losses.cross_entropy
+    step = fp.compile(model, loss, optim.AdamW(0.01, ema=0.9), target="numpy", ranks=ranks, shard=shard)
+    batches = batches_for(step, SAMPLES, last)[first:]
+
+    def job(world: Thread | None) -> tuple[list[float], dict[str, np.ndarray]]:
+        session = step.bind(seed=1)
+        if read is not None:
+            session.load(read)
+        assert session.steps_done == first
+        rank = 0 if world is None else world.rank
+        losses: list[Any] = [session.step(own_part(batch, rank, ranks)).loss for batch in batches]
+        if write is not None:
+            session.save(write)
+        return losses, dict(session.stored)
+
+    return [job(None)] if ranks == 1 else run(ranks, job)
+
+
+@pytest.mark.parametrize(("ranks", "shard"), [(2, "none"), (2, "state"), (3, "parameters"), (4, "gradients")])
+def test_other_ranks_go_on_where_some_stopped(tmp_path: Path, ranks: int, shard: str) -> None:
+    path = tmp_path / "w.safetensors"
+    steps(ranks, shard, 0, 2, write=path)
+    ((wanted, whole),) = steps(1, "none", 0, 4)
+    for others, mode in [(1, "none"), (2, "parameters"), (4, "state"), (ranks, shard)]:
+        for losses, stored in steps(others, mode, 2, 4, read=path):
+            np.testing.assert_allclose(losses, wanted[2:], rtol=2e-5)
+            for name, array in whole.items():
+                np.testing.assert_allclose(stored[name].astype(float), array.astype(float), atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("shard", ["none", "parameters"])
+def test_going_on_changes_no_bit(tmp_path: Path, shard: str) -> None:
+    """Dropout goes on as it was on each rank, too."""
+    path = tmp_path / "w.safetensors"
+    at_once = steps(3, shard, 0, 4, dropout=0.3)
+    steps(3, shard, 0, 2, write=path, dropout=0.3)
+    for found, wanted in zip(steps(3, shard, 2, 4, read=path, dropout=0.3), at_once):
+        assert found[0] == wanted[0][2:]
+        for name, array in wanted[1].items():
+            np.testing.assert_array_equal(found[1][name], array, name)
+
+
+def test_the_file_is_the_same_whatever_is_in_parts(tmp_path: Path) -> None:
+    files = []
+    for shard in ("none", "state", "gradients", "parameters"):
+        steps(3, shard, 0, 2, write=tmp_path / shard)
+        files.append((tmp_path / shard).read_bytes())
+    assert len(set(files)) == 1
+
+
+@pytest.mark.parametrize("shard", ["none", "parameters"])
+def test_a_file_that_cannot_be_written_is_told_to_all(tmp_path: Path, shard: str) -> None:
+    """Nobody waits for ever, and what was there stays."""
+    step = fp.compile(
+        fp.models.build("mlp:width=8,layers=1,batch=2"),
+        fp.losses.cross_entropy,
+        optim.SGD(0.1),
+        target="numpy",
+        ranks=3,
+        shard=shard,
+    )
+
+    def job(world: Thread) -> str:
+        session = step.bind(seed=1)
+        with pytest.raises(fp.ForeplanError) as caught:
+            session.save(tmp_path / "nowhere" / "w.safetensors")
+        session.save(tmp_path / "w.safetensors")  # it still can
+        return str(caught.value)
+
+    first, *others = run(3, job)
+    assert "create the directory" in first and others == [f"rank 0 failed: {first}"] * 2
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+def test_masks_differ_from_rank_to_rank() -> None:
+    """The same samples on all ranks give other losses under dropout, and the same weights all the same."""
+    model = fp.models.build("gpt2_small:layers=1,width=24,heads=2,seq=6,vocabulary=37,dropout=0.5,batch=2")
+    step = fp.compile(model, fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=2, outputs=["logits"])
+    (batch,) = batches_for(step, 2, 1)
+
+    def job(world: Thread) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
+        session = step.bind(seed=1)
+        result = session.step(batch)
+        assert result.loss is not None
+        return result.outputs["logits"], result.loss, dict(session.stored)
+
+    one, two = run(2, job)
+    assert np.abs(one[0] - two[0]).max() > 0.01 and one[1] == two[1]
+    for name, array in one[2].items():
+        np.testing.assert_array_equal(two[2][name], array, name)

@@ -1,0 +1,179 @@
+"""Ranks that are processes of an MPI job, as users start them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'foreplan[mpi]'")
+if MPIEXEC is None:
+    pytest.skip("no MPI launcher is installed: pip install 'foreplan[mpi]'", allow_module_level=True)
+
+MODEL = "mlp:width=32,layers=1,batch={batch}"
+SAMPLES = 48
+
+
+def command(ranks: int, *words: str) -> list[str]:
+    """A command of foreplan on so many ranks."""
+    start = [] if ranks == 1 else [str(MPIEXEC), "-n", str(ranks)]
+    return [*start, sys.executable, "-m", "foreplan", *words]
+
+
+def run(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return subprocess.run(command(ranks, *words), capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Samples that can be learned."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((SAMPLES, 784), np.float32)
+    path = tmp_path_factory.mktemp("data") / "d.npz"
+    np.savez(path, x=x, target=(x @ rng.standard_normal((784, 10))).argmax(1))
+    return str(path)
+
+
+def train(ranks: int, data: str, out: Path, *words: str, target: str = "numpy") -> dict[str, Any]:
+    """Train with 12 samples a step, whatever the ranks; what `--json` prints, by one rank alone."""
+    model = MODEL.format(batch=12 // ranks)
+    done = run(ranks, "train", model, "--data", data, "-o", str(out), "--target", target, "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize(
+    ("ranks", "shard"), [(2, "none"), (4, "none"), (2, "state"), (3, "gradients"), (4, "parameters")]
+)
+def test_ranks_train_as_one_process(tmp_path: Path, data: str, ranks: int, shard: str, target: str) -> None:
+    adam = ("--optimizer", "adamw", "--lr", "0.01", "--steps", "5")
+    alone = train(1, data, tmp_path / "one", *adam, target=target)
+    found = train(ranks, data, tmp_path / "many", *adam, "--shard", shard, target=target)
+    again = train(ranks, data, tmp_path / "again", *adam, "--shard", shard, target=target)
+    np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
+    assert again["losses"] == found["losses"]
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "many").read_bytes()
+    one, many = (load_file(tmp_path / name) for name in ("one", "many"))
+    assert one.keys() == many.keys()
+    for name, array in one.items():
+        np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+
+
+def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
+    path = tmp_path / "w.safetensors"
+    whole = train(1, data, tmp_path / "whole", "--steps", "6")
+    train(2, data, path, "--steps", "3", "--shard", "state")
+    rest = train(4, data, path, "--steps", "6", "--shard", "parameters", "--resume", str(path))
+    np.testing.assert_allclose(rest["losses"], whole["losses"][3:], rtol=2e-5)
+
+
+def test_validation_beside_parts(tmp_path: Path, data: str) -> None:
+    measured = [
+        train(ranks, data, tmp_path / "w", "--steps", "4", "--validation", data, "--metrics", "accuracy", *more)
+        for ranks, more in [(1, ()), (2, ()), (2, ("--shard", "state")), (2, ("--shard", "parameters"))]
+    ]
+    for each in measured[1:]:
+        for found, wanted in zip(each["validations"], measured[0]["validations"], strict=True):
+            assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
+    """The others do not wait for it for ever, somebody says so, and the last checkpoint is whole."""
+    path, log = tmp_path / "w.safetensors", tmp_path / "log.csv"
+    words = ("train", MODEL.format(batch=6), "--data", data, "--steps", "1000000", "-o", str(path), "--save-every", "5")
+    job = subprocess.Popen(
+        command(2, *words, "--target", "numpy", "--log", str(log)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (path.exists() and log.read_text().count("\n") > 20):
+            assert job.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(_ranks_of(job.pid)[-1], signal.SIGKILL)
+        told, _ = job.communicate(timeout=60)
+        assert job.returncode != 0 and (b"KILLED" in told or b"signal" in told), told
+    finally:
+        job.kill()
+    assert load_file(path)["step"] % 5 == 0
+    resumed = train(2, data, path, "--resume", str(path), "--steps", str(int(load_file(path)["step"]) + 1))
+    assert resumed["steps"] == 1
+
+
+def _ranks_of(launcher: int) -> list[int]:
+    """The processes that a launcher has started, in the order of ranks."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            process = int(folder.name)
+            above = (_parent(process), _parent(_parent(process)))  # the launcher has a helper on each machine
+            line = (folder / "cmdline").read_bytes()
+            if launcher in above and b"foreplan" in line and b"-n\0" not in line:
+                found.append(process)
+    return sorted(found)
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "said"),
+    [
+        (3, ["train", "mlp:batch=20", "--data", "{data}"], "48 samples, and a step takes 60 (20 on each of 3 ranks)"),
+        (1, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "2"], "mpirun -n 2 foreplan train"),
+        (2, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "3"], "2 processes run this command"),
+        (2, ["train", "mlp:batch=2", "--data", "nowhere.npz"], "cannot read 'nowhere.npz'"),
+        (2, ["train", "mlp:batch=2", "--data", "{data}", "--optimizer", "muon", "--shard", "state"], "whole tensors"),
+    ],
+)
+def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], said: str) -> None:
+    done = run(ranks, *(word.format(data=data) for word in words))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert said in done.stderr and done.stderr.count("error: ") == 1
+
+
+def test_a_launcher_without_ranks(data: str) -> None:
+    """Its variables, and no MPI job: as under torchrun."""
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    words = command(1, "train", "mlp:batch=2", "--data", data)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "torchrun started 2 processes" in done.stderr and "sees 1" in done.stderr
+
+
+def test_ranks_with_other_steps_are_refused(tmp_path: Path) -> None:
+    """By digest, before anything runs."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys\n"
+        "import foreplan as fp\n"
+        "from foreplan.runtime.ranks import current\n"
+        "rank = current().rank\n"
+        "width = 8 + 8 * (rank == 2)\n"
+        "model = fp.models.build(f'mlp:width={width},layers=1,batch=2')\n"
+        "step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target='numpy', ranks=3)\n"
+        "try:\n"
+        "    step.bind()\n"
+        "except fp.SessionError as error:\n"
+        "    print(rank, error)\n"
+    )
+    done = subprocess.run(
+        [str(MPIEXEC), "-n", "3", sys.executable, str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank 2 has another step than rank 0") == 3
