@@ -1,5 +1,7 @@
 // The gradient of batch normalisation by channels: sums of g and of g · (x − mean), and their totals.
 //
+// `sums_of_parts` gives these totals themselves, as dbias and dscale.
+//
 // g is a function of OPERANDS tensors, `gradient`, which is generated; with KEEPS it is written, too. SCALE, MEAN and
 // VARIANCE are the element types of these vectors, which may be narrow where sums are not.
 #include "channels.cuh"
@@ -95,12 +97,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradient_sums(cons
     a.moments[blockIdx.y * a.channels + channel] = all.second;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gradient_of_sums(const Arguments a) {
-    __shared__ Pair shared[1][THREADS];
+// The totals of all parts, for the thread that combines them.
+__device__ inline Pair total_of(const Arguments& a, const Share<CHANNELS, 1>& own, Pair (&shared)[1][THREADS]) {
     constexpr int AHEAD = 8;
-    const Share<CHANNELS, 1> own(a.channels, a.parts, a.parts);
-    const i64 channel = own.left > 0 ? own.channel : 0;
-    const Number variance = widened(a.variance[channel]), scale = widened(a.scale[channel]);
     Pair found[1] = {};
 #pragma unroll 1
     for (i64 i = own.first; i < own.last; i += AHEAD * LANES) {
@@ -113,7 +112,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gradient_of_sums(const 
         }
         found[0] = together({found[0], together(parts)});
     }
-    const Pair total = combine<CHANNELS>(found, shared);
+    return combine<CHANNELS>(found, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) sums_of_parts(const Arguments a) {
+    __shared__ Pair shared[1][THREADS];
+    const Share<CHANNELS, 1> own(a.channels, a.parts, a.parts);
+    const Pair total = total_of(a, own, shared);
+    if (own.combined(a.channels) < 0) return;
+    a.dbias[own.channel] = total.first;
+    a.dscale[own.channel] = total.second;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gradient_of_sums(const Arguments a) {
+    __shared__ Pair shared[1][THREADS];
+    const Share<CHANNELS, 1> own(a.channels, a.parts, a.parts);
+    const i64 channel = own.left > 0 ? own.channel : 0;
+    const Number variance = widened(a.variance[channel]), scale = widened(a.scale[channel]);
+    const Pair total = total_of(a, own, shared);
     if (own.combined(a.channels) < 0) return;
     const Number sum = total.first, moment = total.second;
     const Number r = 1 / sqrt(variance + static_cast<Number>(a.epsilon));

@@ -124,10 +124,14 @@ class Options:
     batch_norm: str = field(
         default="train",
         metadata=says(
-            "Normalise by the statistics of the batch, which the running ones follow (train), or use the running ones "
-            "and keep them (frozen).",
+            "Normalise by the statistics of the batch, which the running ones follow (train); by those of all ranks' "
+            "batches together (sync); or use the running ones and keep them (frozen).",
+            more="With several ranks, train normalises each rank's batch by itself. Running statistics then differ "
+            "from rank to rank, and a checkpoint has those of the first one. With sync, as in PyTorch's SyncBatchNorm, "
+            "ranks come to what one process does with all samples. Each layer then exchanges two vectors of channels "
+            "forward, and two backward.",
             flag="--batch-norm",
-            choices=("train", "frozen"),
+            choices=("train", "sync", "frozen"),
         ),
     )
     checkpoint: Iterable[str] = field(

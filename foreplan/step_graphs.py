@@ -126,6 +126,7 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
         gradients=tuple(options.gradients),
         narrow_weights=options.narrow_weights,
         frozen_statistics=options.batch_norm == "frozen",
+        shared_statistics=options.batch_norm == "sync",
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
         trains=True,
         consume=None if uses is None else uses.of_step,

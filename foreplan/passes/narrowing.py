@@ -21,6 +21,7 @@ from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, RMSNorm
+from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.resize import Resize
@@ -369,6 +370,7 @@ RULES: dict[type[Op], Callable[[Node, Slice], _Found]] = {
     AvgPool: _pool,
     BatchNorm: _norm,
     BatchNormTrain: _own_norm,
+    BatchNormSync: _own_norm,
     ChannelMoments: _moments,
     Attention: _attention,
 }

@@ -42,7 +42,15 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import with_precision
 from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
-from foreplan.passes.ranks import ALONE, Ranks, Sharding, mean_of_all, overlap_exchanges, share_of_mean
+from foreplan.passes.ranks import (
+    ALONE,
+    Ranks,
+    Sharding,
+    mean_of_all,
+    overlap_exchanges,
+    share_of_mean,
+    sync_batch_norm,
+)
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
@@ -102,6 +110,7 @@ class Settings:
         gradients: the inputs whose gradients a step returns.
         narrow_weights: whether parameters stay narrow where the model has them so.
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
+        shared_statistics: whether batch normalisation takes the statistics of all ranks' batches.
         loops: whether the target has loops.
         split: segments that run in parts: scopes, and the number of parts of each.
         fission: what else of a training step runs in parts.
@@ -121,6 +130,7 @@ class Settings:
     gradients: tuple[str, ...] = ()
     narrow_weights: bool = False
     frozen_statistics: bool = False
+    shared_statistics: bool = False
     loops: bool = True
     split: tuple[tuple[str, int], ...] = ()
     fission: Fission = Fission.OFF
@@ -247,6 +257,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     _plain(write_out_loops, Stage.FORWARD, lambda s: not s.loops or s.dtype != FLOAT32),
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
+    Pass(
+        "sync_batch_norm",
+        Stage.FORWARD,
+        lambda g, s: sync_batch_norm(g, s.ranks.count),
+        lambda s: s.shared_statistics and _trains_with_others(s),
+        requires=("training form",),
+    ),
     Pass("expand_gradients", Stage.FORWARD, lambda g, s: expand_gradients(g)),
     Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
     _plain(hoist_sums, Stage.FORWARD, _infers),

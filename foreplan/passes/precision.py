@@ -25,6 +25,7 @@ from foreplan.ops.map import Map, elementwise, rounded
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, RMSNorm
+from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Slice
@@ -40,6 +41,7 @@ _NARROW: dict[type[Op], int] = {
     MatMul: 2,
     BatchNorm: 1,
     BatchNormTrain: 1,
+    BatchNormSync: 1,
     ChannelMoments: 1,
     LayerNorm: 1,
     RMSNorm: 1,

@@ -170,6 +170,7 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),
     "avg_pool_grad": Family({"loops": pool.mean}, _means, _mean_reads, True),
     "channel_moments": Family({"loops": norm.moments}, images, _channel_reads, True),
+    "channel_sums": Family({"loops": norm.gradient_sums}, images, _channel_reads, True),
     "batch_norm": Family({"loops": norm.normal}, images, _channel_reads, True),
     "batch_norm_grad": Family({"loops": norm.gradient}, images, _channel_reads, True),
     "attention": Family({"onednn": attention.attention}, in_c_order, _as_reference),

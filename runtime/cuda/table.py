@@ -178,6 +178,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "cross_entropy": _own(rows.cross_entropy),
     "cross_entropy_grad": _own(rows.cross_entropy_grad, rows.like_first),
     "channel_moments": _own(norm.moments, norm.layout, norm.reads),
+    "channel_sums": _own(norm.gradient_sums, norm.layout, norm.reads),
     "batch_norm_grad": _own(norm.gradient, norm.layout, norm.reads),
     "masked_batch_norm_grad": _own(norm.masked_gradient, norm.layout, norm.reads),
     "max_pool": _own(pool.pool, images),

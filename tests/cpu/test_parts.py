@@ -17,6 +17,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad
+from foreplan.ops.norm.sync import ChannelSums
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
@@ -46,6 +47,7 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
     (ChannelMoments(), [numbers(*IMAGES)]),
     (BatchNorm(1e-5), [numbers(*IMAGES), *[numbers(70)] * 4]),
     (BatchNormGrad(1e-5), [numbers(*IMAGES), *[numbers(70)] * 3, numbers(*IMAGES)]),
+    (ChannelSums(), [numbers(*IMAGES), numbers(70), numbers(*IMAGES)]),
     (MaxPool(*WINDOWS, True), [numbers(*IMAGES)]),
     (MaxPoolGrad(*WINDOWS, shape=IMAGES), [whole(9, *POOLED, dtype=np.uint8), numbers(*POOLED)]),
     (AvgPool(*WINDOWS), [numbers(*IMAGES)]),

@@ -7,6 +7,7 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.sync import ChannelSums
 from tests.engines.engine import Engine
 from tests.kernels import as_images, dense, differences, layouts, normal
 from tests.ops.check import type_of
@@ -64,6 +65,14 @@ def test_gradient(engine: Engine, shape: tuple[int, ...]) -> None:
             engine.check(BatchNormGrad(1e-3), *given, windows=windows, over=over, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 5, 90, 40)], ids=str)
+def test_sums(engine: Engine, shape: tuple[int, ...]) -> None:
+    given = [normal(*shape, seed=6, offset=1.0), *vectors(1, shape[1]), normal(*shape, seed=7, offset=0.5)]
+    for windows in layouts(*given):
+        engine.check(ChannelSums(), *given, windows=windows, rtol=1e-4, atol=1e-4)
+
+
 def test_the_same_bits_in_place_and_not(engine: Engine) -> None:
     given = [normal(4, 37, 6, 6, seed=8, offset=1.0), *vectors(3, 37), normal(4, 37, 6, 6, seed=9)]
     results = [engine.run(BatchNormGrad(1e-5), given, as_images(*given), over) for over in (None, (0, 0), (0, 4))]
@@ -79,6 +88,7 @@ def test_channels_of_wider_images_are_read_as_they_lie(engine: Engine) -> None:
     last = layouts(*given)[0]
     for windows in ([slices(x), *last[1:4], slices(g)], [last[0], *dense(*given[1:])]):
         engine.check(BatchNormGrad(1e-3), *given, windows=windows, rtol=1e-4, atol=1e-4)
+    engine.check(ChannelSums(), *given[:2], g, windows=[slices(x), *last[1:2], slices(g)], rtol=1e-4, atol=1e-4)
 
 
 def test_the_gradient_is_that_of_the_normalised_images(engine: Engine) -> None:

@@ -32,7 +32,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "gradients": st.lists(TEXTS, max_size=3),
     "train": st.lists(TEXTS, max_size=3),
     "freeze": st.lists(TEXTS, max_size=3),
-    "batch_norm": st.sampled_from(("train", "frozen")),
+    "batch_norm": st.sampled_from(("train", "sync", "frozen")),
     "checkpoint": st.lists(TEXTS, max_size=3),
     "keep": st.lists(TEXTS, max_size=3),
     "recompute": st.lists(TEXTS, max_size=3),

@@ -25,6 +25,7 @@ from foreplan.ops.multi_map import MultiMap
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNormGrad
+from foreplan.ops.norm.sync import ChannelSums
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
@@ -84,6 +85,7 @@ def samples(dtype: str) -> Iterator[Sample]:
         yield ConvWeightGrad(*alone.geometry, kernel=(kernel, kernel), wide=True), [x, y]
     yield ChannelMoments(), of(dtype, image)
     yield BatchNormGrad(1e-5), [*of(dtype, image), *vector * 3, *of(dtype, image)]
+    yield ChannelSums(), [*of(dtype, image), *vector, *of(dtype, image)]
     one, two = "where(a0, a1, 0.0)", "where(a0, (a1 + a2), 0.0)"
     for expr, others, keeps in ((one, 1, True), (two, 2, False), (two, 2, True)):
         bits = of("uint8", (2 * 64 * 128,))

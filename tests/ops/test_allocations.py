@@ -21,6 +21,7 @@ from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.sync import ChannelSums
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
@@ -102,7 +103,11 @@ LIMITS: list[tuple[float, float, Cases]] = [
         [(ResizeGrad(HALF, how, extents=(2, 8, 64, 64)), "2,8,128,128") for how in ("nearest", "linear")],
     ),
     (128 * KIB, 1 << 20, [(ChannelMoments(), IMAGES), (BatchNorm(1e-3), f"{IMAGES} 32 32 32 32")]),
-    (128 * KIB, 1 << 20, [(BatchNormGrad(1e-3), f"{IMAGES} 32 32 32 {IMAGES}")]),
+    (
+        128 * KIB,
+        1 << 20,
+        [(BatchNormGrad(1e-3), f"{IMAGES} 32 32 32 {IMAGES}"), (ChannelSums(), f"{IMAGES} 32 {IMAGES}")],
+    ),
     (128 * KIB, 1 << 20, [(LayerNorm(1, 1e-3), f"{MANY} 3136 3136"), (RMSNorm(1, 1e-3), f"{MANY} 3136")]),
     (128 * KIB, 1 << 20, [(LayerNormGrad(1), f"{MANY} 3136 1024 1024 {MANY}{more}") for more in ("", f" {MANY}")]),
     (128 * KIB, 1 << 20, [(RMSNormGrad(1), f"{MANY} 3136 1024 {MANY}")]),

@@ -21,6 +21,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.sync import ChannelSums
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
@@ -170,6 +171,7 @@ def test_batch_normalisation(shape: tuple[int, ...]) -> None:
     check(BatchNorm(1e-5), x, wide(n), wide(n), wide(n), positive(n), types="h")
     check(BatchNorm(1e-5), x, *(vector.astype(BF16) for vector in (wide(n), wide(n), wide(n), positive(n))), types="h")
     check(BatchNormGrad(1e-5), x, wide(n), wide(n), positive(n), g, types="hff")
+    check(ChannelSums(), x, wide(n), g, types="ff")
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 7), (1000, 200)])
@@ -263,6 +265,7 @@ IMAGES, CHANNELS = narrow(3, 5, 4, 3), positive(5)
         (BatchNorm(1e-5), [IMAGES, *[CHANNELS] * 4]),
         (BatchNormGrad(1e-5), [IMAGES, *[CHANNELS] * 3, IMAGES]),
         (ChannelMoments(), [IMAGES]),
+        (ChannelSums(), [IMAGES, CHANNELS, IMAGES]),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
 )

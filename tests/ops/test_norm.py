@@ -12,7 +12,7 @@ import pytest
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Kind, Op, TensorType, Value, as_dtype
 from foreplan.graph.types import tensor_type
-from foreplan.ops.norm import batch as batch_norm_module
+from foreplan.ops.norm import channels as channels_module
 from foreplan.ops.norm import rows as row_norm_module
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments, batch_norm
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
@@ -27,8 +27,8 @@ SHAPES = [(4, 3, 5, 6), (8, 5), (2, 3, 17), (1, 2, 3, 4, 5), (3, 1, 2, 2)]
 @pytest.fixture(params=["whole", "small blocks"], autouse=True)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "small blocks":
-        monkeypatch.setattr(batch_norm_module, "CHANNEL_BLOCK", 64)
-        monkeypatch.setattr(batch_norm_module, "BLOCK", 7)
+        monkeypatch.setattr(channels_module, "CHANNEL_BLOCK", 64)
+        monkeypatch.setattr(channels_module, "BLOCK", 7)
         monkeypatch.setattr(row_norm_module, "ROW_BLOCK", 40)
 
 

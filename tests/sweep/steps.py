@@ -47,6 +47,8 @@ NOT_DRAWN = {
     "masked_map": "a pass makes it",
     "map_scatter_add": "optimizers make it",
     "channel_moments": "what batch_norm_train is made of",
+    "batch_norm_sync": "for one rank it is batch_norm_train",
+    "channel_sums": "comes from differentiating",
     **dict.fromkeys(("grid_sample", "roi_align", "deform_conv"), "a small step may lead to another element"),
     "scatter_reduce": "a step of a difference may exchange two elements",
     "batch_norm": "in training its statistics are the batch's: batch_norm_train",

@@ -160,6 +160,11 @@ def _channel_gradient(op: Any, wide: Sequence[np.ndarray]) -> float:
     return _largest(wide[4]) * _largest(wide[1]) / math.sqrt(float(wide[3].min()) + op.epsilon)
 
 
+def _centred_products(op: Any, wide: Sequence[np.ndarray]) -> float:
+    """What is summed up."""
+    return _largest(wide[2]) * (_largest(wide[0]) + _largest(wide[1]))
+
+
 def _shared(op: Any, wide: Sequence[np.ndarray]) -> float:
     """Weights of a cubic kernel of which some are left out are divided by a sum that may be small."""
     divided = op.mode == "cubic" and (op.exclude_outside or op.antialias)
@@ -233,6 +238,8 @@ ENTRIES: dict[str, Entry] = {
     "batch_norm": Entry(rows.batch_norm, row_oracles.batch_norm, _CHANNELS),
     "batch_norm_train": Entry(rows.batch_norm_train, row_oracles.batch_norm_train, _CENTRED_CHANNELS),
     "batch_norm_grad": Entry(rows.batch_norm_grad, row_oracles.batch_norm_grad, _CHANNEL_GRADIENTS),
+    "batch_norm_sync": Entry(rows.batch_norm_sync, row_oracles.batch_norm_train, _CENTRED_CHANNELS),
+    "channel_sums": Entry(rows.channel_sums, row_oracles.channel_sums, Smooth(_per_channel, cancels=_centred_products)),
     "masked_batch_norm_grad": Entry(
         rows.masked_batch_norm_grad, row_oracles.masked_batch_norm_grad, Smooth(_per_channel, narrow=True)
     ),

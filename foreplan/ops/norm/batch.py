@@ -5,54 +5,33 @@ The kernels work on a few channels at a time, so that a channel is still in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Graph, Kind, Node, Op, TensorType, Value, as_dtype, register
+from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
-from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.norm.channels import (
+    ChannelNorm,
+    Channels,
+    all_blocks,
+    block_bytes,
+    blocks_of,
+    channel_groups,
+    other_axes,
+    rows_of,
+    scratch_of,
+    share_of,
+    vector_shape,
+)
 from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.ops.window import spatial_is_dense, spatial_size
-
-CHANNEL_BLOCK = 1 << 18  # elements of the channels that are worked on together
-BLOCK = 1 << 16  # elements of a block within them
-
-
-class _Channels(Op):
-    """What goes over everything but the channels of [N, C, *S]."""
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Images whose channels are dense: a range of channels or of items."""
-        return input.rank >= 2 and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
-
-    def check(self, x: TensorType, *vectors: TensorType) -> TensorType:
-        """The type of statistics, a wide number a channel (see `DType.wide`); `vectors` may also be as narrow as x."""
-        if x.rank < 2 or not x.dtype.is_float or not x.size:
-            raise ShapeError(f"needs a floating-point [N, C, …] with at least one element, and got {x}")
-        vector = x.with_shape(x.shape[1:2])
-        wide = vector.with_dtype(x.dtype.wide)
-        if wrong := [type for type in vectors if type not in (wide, vector)]:
-            raise ShapeError(f"the parameters for {x} must be {wide}, and one is {wrong[0]}")
-        return wide
-
-
-@dataclass(frozen=True)
-class ChannelNorm(_Channels):
-    """Attributes of normalisation a channel.
-
-    Attributes:
-        epsilon: added to the variance.
-    """
-
-    epsilon: float
 
 
 @register
@@ -80,7 +59,7 @@ class BatchNorm(ChannelNorm):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """With the statistics as given numbers."""
         (x, scale, bias, mean, variance), g = inputs, only(cotangents)
-        shape, axes = _vector_shape(x), _other_axes(x)
+        shape, axes = vector_shape(x), other_axes(x)
         dx = dscale = dbias = dmean = dvariance = None
         if any(b.wants(value) for value in (x, scale, mean, variance)):
             r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
@@ -112,17 +91,17 @@ class BatchNorm(ChannelNorm):
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block that is rounded at the end, if x is narrow."""
-        return _workspace(inputs[0]) if inputs[0].dtype.is_narrow else 0
+        return block_bytes(inputs[0]) if inputs[0].dtype.is_narrow else 0
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block."""
         x, wide = inputs[0], as_dtype(inputs[0].dtype).wide.numpy
         scale, bias, mean, variance = (vector.astype(wide, copy=False) for vector in inputs[1:])
         factor = _factor(scale, variance, self.epsilon)
-        rows, y = _rows(x), _rows(outputs[0])
-        for items, channels, positions in _all_blocks(rows.shape):
+        rows, y = rows_of(x), rows_of(outputs[0])
+        for items, channels, positions in all_blocks(rows.shape):
             target = y[items, channels, positions]
-            block = _scratch(workspace, target)[0] if workspace.size else target
+            block = scratch_of(workspace, target)[0] if workspace.size else target
             np.subtract(rows[items, channels, positions], mean[channels, None], out=block)
             block *= factor[channels, None]
             block += bias[channels, None]
@@ -180,18 +159,8 @@ class BatchNormTrain(ChannelNorm):
         if g is not None:
             found = b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g)
             gradients = [found[0], *(convert(b, vector, scale.dtype) for vector in found[1:])]
-        if not b.wants(x):
-            return gradients
-        share, shape = _share(x), _vector_shape(x)
-        extra = []
-        if g_mean is not None:
-            extra.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape), dtype=x.dtype))
-        if g_variance is not None:
-            vectors = [reshape(b, vector, shape) for vector in (mean, g_variance)]
-            extra.append(elementwise(b, lambda x, m, t: (x - m) * t * (2 * share), x, *vectors, dtype=x.dtype))
-        for flow in extra:
-            dx = gradients[0]
-            gradients[0] = flow if dx is None else elementwise(b, lambda x, y: x + y, dx, flow)
+        if b.wants(x):
+            gradients[0] = with_flows_of_moments(b, gradients[0], x, mean, g_mean, g_variance, share_of(x))
         return gradients
 
     def decompose(self, b: Builder, inputs: Values) -> Values:
@@ -204,7 +173,7 @@ class BatchNormTrain(ChannelNorm):
 
 @register
 @dataclass(frozen=True)
-class ChannelMoments(_Channels):
+class ChannelMoments(Channels):
     """Mean and (population) variance of each channel.
 
     Inputs: x [N, C, *S]. Outputs: mean and variance [C], wide if x is narrow.
@@ -228,21 +197,21 @@ class ChannelMoments(_Channels):
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of differences from the mean, and a partial sum an item and channel of it."""
-        return _workspace(inputs[0])
+        return block_bytes(inputs[0])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Two passes, a few channels at a time."""
         (x,), (mean, variance) = inputs, outputs
-        rows = _rows(x)
+        rows = rows_of(x)
         count = rows.shape[0] * rows.shape[2]
-        for channels in _channel_groups(rows.shape):
+        for channels in channel_groups(rows.shape):
             here, m, v = rows[:, channels], mean[channels], variance[channels]
             np.add.reduce(here, axis=(0, 2), out=m, dtype=m.dtype)
             m /= count
             v[...] = 0
-            for items, positions in _blocks(here.shape):
+            for items, positions in blocks_of(here.shape):
                 block = here[items, :, positions]
-                centred, sums = _scratch(workspace, block)
+                centred, sums = scratch_of(workspace, block)
                 np.subtract(block, m[:, None], out=centred)
                 v += np.sum(np.vecdot(centred, centred, out=sums), axis=0)
             v /= count
@@ -250,9 +219,9 @@ class ChannelMoments(_Channels):
     def decompose(self, b: Builder, inputs: Values) -> Values:
         """Two reductions and a map."""
         (x,) = inputs
-        axes = _other_axes(x)
+        axes = other_axes(x)
         mean = reduce(b, "mean", x, axes, wide=True)
-        squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, _vector_shape(x)))
+        squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, vector_shape(x)))
         return [mean, reduce(b, "mean", squares, axes)]
 
 
@@ -290,29 +259,24 @@ class BatchNormGrad(ChannelNorm):
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of differences from the mean, and a partial sum an item and channel of it."""
-        return _workspace(inputs[0])
+        return block_bytes(inputs[0])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One pass for the sums and one for the elements, a few channels at a time."""
         (x, *vectors, g), (dx, dscale, dbias) = inputs, outputs
         scale, mean, variance = (vector.astype(dscale.dtype, copy=False) for vector in vectors)
-        rows, grads, result = _rows(x), _rows(g), _rows(dx)
+        rows, grads, result = rows_of(x), rows_of(g), rows_of(dx)
         count = rows.shape[0] * rows.shape[2]
-        for channels in _channel_groups(rows.shape):
+        for channels in channel_groups(rows.shape):
             here, there, m = rows[:, channels], grads[:, channels], mean[channels]
             r = 1 / np.sqrt(variance[channels] + dscale.dtype.type(self.epsilon))
-            np.add.reduce(there, axis=(0, 2), out=dbias[channels], dtype=dbias.dtype)
             moment = np.zeros_like(r)
-            for items, positions in _blocks(here.shape):
-                block = here[items, :, positions]
-                centred, sums = _scratch(workspace, block)
-                np.subtract(block, m[:, None], out=centred)
-                moment += np.sum(np.vecdot(centred, there[items, :, positions], out=sums), axis=0)
+            sum_gradients(here, there, m, dbias[channels], moment, workspace)
             np.multiply(moment, r, out=dscale[channels])
             slope, shift, factor = moment * r * r / count, dbias[channels] / count, scale[channels] * r
-            for items, positions in _blocks(here.shape):
+            for items, positions in blocks_of(here.shape):
                 block = here[items, :, positions]
-                centred, _ = _scratch(workspace, block)
+                centred, _ = scratch_of(workspace, block)
                 np.subtract(block, m[:, None], out=centred)
                 centred *= slope[:, None]
                 centred += shift[:, None]
@@ -324,12 +288,12 @@ class BatchNormGrad(ChannelNorm):
     def decompose(self, b: Builder, inputs: Values) -> Values:
         """Two reductions and maps."""
         x, scale, mean, variance, g = inputs
-        shape, axes = _vector_shape(x), _other_axes(x)
+        shape, axes = vector_shape(x), other_axes(x)
         m = reshape(b, mean, shape)
         r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
         dbias = reduce(b, "sum", g, axes, wide=True)
         moment = reduce(b, "sum", elementwise(b, lambda g, x, m: g * (x - m), g, x, m), axes, wide=True)
-        share = _share(x)
+        share = share_of(x)
         slope = elementwise(b, lambda t, r: t * r * r * share, moment, r)
         vectors = [reshape(b, vector, shape) for vector in (dbias, slope, elementwise(b, lambda s, r: s * r, scale, r))]
         of = (g, x, m, *vectors)
@@ -337,71 +301,42 @@ class BatchNormGrad(ChannelNorm):
         return [dx, elementwise(b, lambda t, r: t * r, moment, r), dbias]
 
 
-def _share(x: Value) -> float:
-    """The weight of one element in the mean of its channel."""
-    return x.shape[1] / max(1, x.type.size)
+def with_flows_of_moments(
+    b: Builder,
+    dx: Value | None,
+    x: Value,
+    mean: Value,
+    g_mean: Value | None,
+    g_variance: Value | None,
+    share: float,
+) -> Value | None:
+    """The gradient of x, with what comes from those of mean and variance; `share` is one element's weight in them."""
+    shape, flows = vector_shape(x), [] if dx is None else [dx]
+    if g_mean is not None:
+        flows.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape), dtype=x.dtype))
+    if g_variance is not None:
+        vectors = [reshape(b, vector, shape) for vector in (mean, g_variance)]
+        flows.append(elementwise(b, lambda x, m, t: (x - m) * t * (2 * share), x, *vectors, dtype=x.dtype))
+    total = None
+    for flow in flows:
+        total = flow if total is None else elementwise(b, lambda x, y: x + y, total, flow)
+    return total
 
 
-def _vector_shape(x: Value) -> Shape:
-    """The shape of a vector of channels that broadcasts to x."""
-    return (-1, *(1 for _ in x.shape[2:]))
-
-
-def _other_axes(x: Value) -> Shape:
-    return (0, *range(2, len(x.shape)))
+def sum_gradients(
+    x: np.ndarray, g: np.ndarray, mean: np.ndarray, total: np.ndarray, moment: np.ndarray, workspace: np.ndarray
+) -> None:
+    """Σ g into `total`, and Σ g · (x − mean) onto `moment`, of a group of channels of [N, C, positions]."""
+    np.add.reduce(g, axis=(0, 2), out=total, dtype=total.dtype)
+    for items, positions in blocks_of(x.shape):
+        block = x[items, :, positions]
+        centred, sums = scratch_of(workspace, block)
+        np.subtract(block, mean[:, None], out=centred)
+        moment += np.sum(np.vecdot(centred, g[items, :, positions], out=sums), axis=0)
 
 
 def _factor(scale: np.ndarray, variance: np.ndarray, epsilon: float) -> np.ndarray:
     return scale / np.sqrt(variance + variance.dtype.type(epsilon))
-
-
-def _rows(images: np.ndarray) -> np.ndarray:
-    """[N, C, *S] as [N, C, positions], the same bytes."""
-    return images.reshape(*images.shape[:2], spatial_size(images.shape))
-
-
-def _channel_groups(shape: Shape) -> Iterator[slice]:
-    """Ranges of channels of [N, C, positions] that are worked on together."""
-    count = max(1, CHANNEL_BLOCK // (shape[0] * shape[2]))
-    for start in range(0, shape[1], count):
-        yield slice(start, min(start + count, shape[1]))
-
-
-def _blocks(shape: Shape) -> Iterator[tuple[slice, slice]]:
-    """Ranges of items and positions of [N, C, positions] that make at most BLOCK elements (or one a channel)."""
-    items, channels, positions = shape
-    width = max(1, min(positions, BLOCK // channels))
-    height = max(1, BLOCK // (channels * width)) if width == positions else 1
-    for n in range(0, items, height):
-        for start in range(0, positions, width):
-            yield slice(n, min(n + height, items)), slice(start, min(start + width, positions))
-
-
-def _all_blocks(shape: Shape) -> Iterator[tuple[slice, slice, slice]]:
-    for channels in _channel_groups(shape):
-        for items, positions in _blocks((shape[0], channels.stop - channels.start, shape[2])):
-            yield items, channels, positions
-
-
-def _workspace(x: TensorType) -> int:
-    """Bytes for the largest block of `_scratch`: its elements, and one sum an item and channel."""
-    positions = spatial_size(x.shape)
-    most = 0
-    # The first group of channels and the last one differ; within a group no block is larger than the first.
-    for channels in {group.stop - group.start for group in _channel_groups((*x.shape[:2], positions))}:
-        items, range_ = next(_blocks((x.shape[0], channels, positions)))
-        most = max(most, (items.stop - items.start) * channels * (range_.stop - range_.start + 1))
-    return most * x.dtype.wide.itemsize
-
-
-def _scratch(workspace: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for a dense copy of the block, and for a sum a row of it, wide."""
-    memory = workspace.view(as_dtype(block.dtype).wide.numpy)
-    rows = block.shape[0] * block.shape[1]
-    return (
-        memory[: block.size].reshape(block.shape),
-        memory[block.size : block.size + rows].reshape(block.shape[:2]),
-    )
 
 
 def batch_norm(

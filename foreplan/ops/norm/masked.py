@@ -12,7 +12,8 @@ from foreplan.graph import Builder, TensorType, register
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.blocks import carve, carve_bytes
-from foreplan.ops.norm.batch import BatchNormGrad, ChannelNorm
+from foreplan.ops.norm.batch import BatchNormGrad
+from foreplan.ops.norm.channels import ChannelNorm
 
 
 @register

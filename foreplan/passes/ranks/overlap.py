@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
+
+SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
 
 
 def overlap_exchanges(graph: Graph) -> Graph:
@@ -13,56 +16,67 @@ def overlap_exchanges(graph: Graph) -> Graph:
     on it; two exchanges are then under way at a time, and the backward pass goes on beside them. A graph without
     exchanges as it is.
 
-    The wait also reads what the next one has begun, so that no plan moves it before.
+    The wait also reads what the next one has begun, so that no plan moves it before. Small exchanges stay where they
+    are, such as those of batch normalisation, on which all that follows depends.
     """
     if not any(isinstance(node.op, Finish) for node in graph.nodes):
         return graph
-    line = _Line()
-    for node in graph.nodes:
-        line.take(node)
-    line.end()
-    return replace(graph, nodes=tuple(line.nodes))
+    return replace(graph, nodes=tuple(_Line(graph).run()))
+
+
+def _is_large(node: Node) -> bool:
+    """Whether a node begins, or waits for, an exchange that others go on beside."""
+    sent = {Begin: 0, Finish: 1}.get(type(node.op))
+    return sent is not None and node.inputs[sent].type.nbytes > SOON
 
 
 class _Line:
     """The nodes in their new order, and groups of those that still wait, each of them behind an exchange."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
-        self.groups: list[list[Node]] = []
-        self.group_of: dict[Value, list[Node]] = {}
+        self.groups: list[list[int]] = []
+        self.group_of: dict[Value, list[int]] = {}
+        self.given = list(graph.nodes)
+        self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
+        self.released: set[int] = set()  # exchanges that need not wait any more
 
-    def take(self, node: Node) -> None:
+    def run(self) -> list[Node]:
+        """All of them."""
+        while self.coming or self.groups:
+            if self.coming:
+                self.take(heapq.heappop(self.coming))
+            else:
+                self.release(1, ())
+        return self.nodes
+
+    def take(self, at: int) -> None:
         """Put a node into the line, or let it wait."""
+        node = self.given[at]
         waiting = [group for group in self.groups if any(self.group_of.get(x) is group for x in node.inputs)]
         if waiting:
-            self.wait(node, waiting[-1])
-        elif isinstance(node.op, Finish):
+            self.wait(at, waiting[-1])
+        elif isinstance(node.op, Finish) and _is_large(node) and at not in self.released:
             self.groups.append([])
-            self.wait(node, self.groups[-1])
+            self.wait(at, self.groups[-1])
         else:
             self.nodes.append(node)
-            if isinstance(node.op, Begin):
+            if isinstance(node.op, Begin) and _is_large(node):
                 self.release(len(self.groups), node.outputs)
 
-    def wait(self, node: Node, group: list[Node]) -> None:
+    def wait(self, at: int, group: list[int]) -> None:
         """Let a node wait in a group."""
-        group.append(node)
-        self.group_of.update((value, group) for value in node.outputs)
+        group.append(at)
+        self.group_of.update((value, group) for value in self.given[at].outputs)
 
     def release(self, count: int, begun: tuple[Value, ...]) -> None:
-        """Put the oldest groups into the line, given what has begun since."""
+        """Let the oldest groups come again, given what has begun since."""
         released, self.groups = self.groups[:count], self.groups[count:]
         for group in released:
-            for node in group:
-                for value in node.outputs:
+            first = group[0]
+            self.given[first] = replace(self.given[first], inputs=(*self.given[first].inputs, *begun))
+            self.released.add(first)
+            for at in group:
+                heapq.heappush(self.coming, at)
+                for value in self.given[at].outputs:
                     del self.group_of[value]
-            first, *rest = group
-            self.nodes.append(replace(first, inputs=(*first.inputs, *begun)))
-            for node in rest:
-                self.take(node)
-
-    def end(self) -> None:
-        """Put all that waits into the line."""
-        while self.groups:
-            self.release(1, ())

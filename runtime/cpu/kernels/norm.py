@@ -195,6 +195,34 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _merge_sums(all_sums, all_products, total, moment):  # type: ignore[no-untyped-def]
+    """The sums, segment by segment."""
+    for c in range(len(total)):
+        sums, products = 0.0, 0.0
+        for segment in range(len(all_sums)):
+            sums += all_sums[segment, c]
+            products += all_products[segment, c]
+        total[c] = sums
+        moment[c] = products
+
+
+def gradient_sums(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `ChannelSums`: by segments of rows, whose sums are then merged."""
+    check_float(inputs[1], *outputs)
+    of_x, of_g = image_rows(inputs[0]), image_rows(inputs[2])
+    count, width, segments = of_x.count, of_x.width, _segments(of_x.count)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, mean, g = map(flat_input, inputs)
+        given = (x, of_x.step, g, of_g.step, count, mean, *scratch)
+        add = ranged(_gradient_sums, segments, 1, current_threads(), *given)
+        return one_after_another(add, partial(_merge_sums, *scratch[:2], *outputs))
+
+    sums = (segments, width)
+    return LoopKernel(loops, ((sums, DOUBLE), (sums, DOUBLE), (sums, FLOAT), (sums, FLOAT)))
+
+
+@_compiled
 def _gradient_vectors(  # type: ignore[no-untyped-def]
     rows, all_sums, all_products, scale, variance, epsilon, dscale, dbias, factor, slope, shift
 ):

@@ -14,6 +14,7 @@ from foreplan.ops.expr import Arg, Expr, cast, parse_expr, substitute
 from foreplan.ops.map import merged_axes
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.ops.norm.sync import ChannelSums
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import statements
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, function, index_type, map_launches, mask
@@ -129,6 +130,24 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     assert isinstance(op, BatchNormGrad)
     x, *_, g = inputs
     return _gradient(Arg(0), [broadcast(input_at(4), g, x.shape)], op.epsilon, False, inputs, outputs, device)
+
+
+def gradient_sums(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Sums of parts, then their totals."""
+    assert isinstance(op, ChannelSums)
+    (x, mean, g), (total, _), scratch = inputs, outputs, Scratch()
+    images, there = broadcast(input_at(0), x, x.shape), broadcast(input_at(2), g, x.shape)
+    work = _work(images, x.shape, (images, there), device)
+    sums, moments = (scratch.take(work.parts * total.type.nbytes) for _ in range(2))
+    vectors: list[Word] = [input_at(1)] * 3  # of which the mean alone is read
+    launches = work.launches(
+        "channel_gradients.cu",
+        ("gradient_sums", "sums_of_parts"),
+        [0.0, *vectors, sums, moments, output_at(1), output_at(0), sums],
+        (("OPERANDS", 1), ("KEEPS", 0), *((name, mean.type.dtype) for name in ("SCALE", "MEAN", "VARIANCE"))),
+        _reading(Arg(0), [there]),
+    )
+    return LaunchKernel(launches, scratch.nbytes)
 
 
 def masked_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

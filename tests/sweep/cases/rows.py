@@ -14,6 +14,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.sync import BatchNormSync, ChannelSums
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
@@ -150,6 +151,8 @@ batch_norm = _channel_norm(BatchNorm, ("normal", "normal", "normal", "positive")
 batch_norm_train = _channel_norm(BatchNormTrain, ("normal", "normal"), 0, 1e-3)
 batch_norm_grad = _channel_norm(BatchNormGrad, ("normal", "normal", "positive"), 1, 1e-5)
 channel_moments = _channel_norm(ChannelMoments, (), 0)
+channel_sums = _channel_norm(ChannelSums, ("normal",), 1)
+batch_norm_sync = _channel_norm(BatchNormSync, ("normal", "normal"), 0, 1e-3, 1)  # of one rank
 
 
 def masked_batch_norm_grad(rng: Random) -> Case:

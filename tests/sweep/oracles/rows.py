@@ -146,6 +146,10 @@ def batch_norm_grad(op: Any, x: Array, scale: Array, mean: Array, variance: Arra
     return [_by_channel(scale * r, x) * inner, dscale, dbias]
 
 
+def channel_sums(op: Any, x: Array, mean: Array, g: Array) -> Arrays:
+    return [g.sum(_others(x)), (g * (x - _by_channel(mean, x))).sum(_others(x))]
+
+
 def masked_batch_norm_grad(
     op: Any, x: Array, scale: Array, mean: Array, variance: Array, bits: Array, *of: Array
 ) -> Arrays:

@@ -1,0 +1,24 @@
+"""Batch normalisation with the statistics of its own batch → with those of all ranks' batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.ops.norm.batch import BatchNormTrain
+from foreplan.ops.norm.sync import BatchNormSync
+from foreplan.passes.rewrite import rewrite
+
+
+def sync_batch_norm(graph: Graph, ranks: int) -> Graph:
+    """The graph whose batch normalisation takes the statistics of the batches of all ranks; what is frozen stays.
+
+    Requires: training form. Ensures: the running statistics of all ranks are the same.
+    """
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if not isinstance(node.op, BatchNormTrain):
+            return None
+        return b.node(BatchNormSync(node.op.epsilon, ranks), *inputs, name=node.name)
+
+    return rewrite(graph, replace)

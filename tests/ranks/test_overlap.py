@@ -1,0 +1,79 @@
+"""The order in which exchanges begin and are waited for."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from foreplan.graph import Builder, Graph, TensorType, Value, as_dtype
+from foreplan.graph.verify import verify_graph
+from foreplan.lower import chosen_target
+from foreplan.ops.collective import AllToAll, Begin, Finish
+from foreplan.ops.map import elementwise
+from foreplan.passes.decompose import decompose
+from foreplan.passes.ranks import overlap_exchanges
+from foreplan.passes.ranks.overlap import SOON
+from tests.profile import pick
+
+LARGE, SMALL = SOON // 2, 8  # elements
+
+
+def drawn(rng: Random) -> Graph:
+    """Sums of what was computed before, and exchanges of it, large and small."""
+    b = Builder("drawn")
+    made: dict[int, list[Value]] = {
+        size: [b.input(f"x{size}", TensorType(as_dtype("float32"), (size,)))] for size in (LARGE, SMALL)
+    }
+    for _ in range(rng.randint(5, 40)):
+        values = made[rng.choice([LARGE, SMALL])]
+        one, two = (rng.choice(values[-6:]) for _ in range(2))
+        exchanged = rng.random() < 0.4
+        values.append(b.apply(AllToAll(2), one) if exchanged else elementwise(b, lambda x, y: x + 2 * y, one, two))
+    return b.finish({f"y{i}": x for i, x in enumerate(x for values in made.values() for x in values)})
+
+
+def in_line(graph: Graph) -> Graph:
+    """The graph as `numpy` runs it."""
+    return overlap_exchanges(decompose(graph, chosen_target("numpy")))
+
+
+@pytest.mark.parametrize("seed", range(pick(20, 100, 1000)))
+def test_drawn_graphs(seed: int) -> None:
+    """Nothing is read before it is there, and large exchanges wait for others that have begun since."""
+    graph = drawn(Random(seed))
+    found = in_line(graph)
+    verify_graph(found)
+    before = decompose(graph, chosen_target("numpy"))
+    assert sorted(node.name for node in found.nodes) == sorted(node.name for node in before.nodes)
+    place = {value: i for i, node in enumerate(found.nodes) for value in node.outputs}
+    for node in found.nodes:
+        if isinstance(node.op, Finish):
+            begun, sent, *others = node.inputs
+            assert sent.type.nbytes > SOON or not others
+            assert all(isinstance(found.producer[other].op, Begin) for other in others)
+            assert all(place[begun] < place[other] < place[node.outputs[0]] for other in others)
+
+
+def order(size: int) -> list[str]:
+    """Three exchanges, each of another product, and what each is used for."""
+    b = Builder("line")
+    x = b.input("x", TensorType(as_dtype("float32"), (size,)))
+    used = []
+    for i in range(3):
+        x = elementwise(b, lambda x: x * 2.0, x, name=f"made{i}")
+        b.scope = f"{i}/"
+        exchanged = b.apply(AllToAll(2), x)
+        b.scope = ""
+        used.append(elementwise(b, lambda y: y + 1.0, exchanged, name=f"used{i}"))
+    graph = in_line(b.finish({f"y{i}": value for i, value in enumerate(used)}))
+    short = {"begin_exchange": "begin", "finish_exchange": "wait"}
+    return [f"{short[n.op.name]}{n.name[0]}" if n.op.name in short else n.name for n in graph.nodes]
+
+
+def test_work_goes_on_beside_large_exchanges() -> None:
+    assert " ".join(order(LARGE)) == ("made0 begin0 made1 begin1 wait0 used0 made2 begin2 wait1 used1 wait2 used2")
+
+
+def test_small_ones_are_waited_for_at_once() -> None:
+    assert " ".join(order(SMALL)) == ("made0 begin0 wait0 used0 made1 begin1 wait1 used1 made2 begin2 wait2 used2")
