@@ -76,6 +76,7 @@ def job(net: str, ranks: int, shard: str) -> None:
             target="cpu:threads=1",
             ranks=ranks,
             shard=shard,
+            batch_norm="sync",
         )
         session = step.bind(seed=0)
         rng, losses, seconds, processor = np.random.default_rng(0), [], 0.0, 0.0

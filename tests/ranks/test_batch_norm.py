@@ -241,7 +241,9 @@ def test_recomputation_exchanges_nothing_again(budget: float) -> None:
     free = trained(model, optim.SGD(0.1), 2, 16, batch_norm="sync", remat="off")
     tight = trained(model, optim.SGD(0.1), 2, 16, batch_norm="sync", budget=budget)
     assert tight[0].allocated < free[0].allocated
-    assert Counter(tight[0].log) == Counter(free[0].log)
+    # In parts of channels there are more exchanges, of fewer bytes each.
+    sent = [sum(nbytes for _, _, nbytes, _ in each[0].log) for each in (tight, free)]
+    assert sent[0] == sent[1]
     assert_close(tight[0], free[0])
 
 

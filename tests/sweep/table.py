@@ -199,6 +199,11 @@ _READ = Smooth(lambda op, types: 64)
 # (`tests/passes/test_expand_gradients.py`). `loop`: its kernels are plans of its body, and
 # `tests/frontend/test_scan_drawn.py` draws those.
 WITHOUT_KERNEL = {"gradient", "loop"}
+# Of all ranks of a job: tests/ranks/test_collectives.py draws them, and tests/gpu/test_nccl.py for cards.
+OF_RANKS = {
+    *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "rank_broadcast", "shift"),
+    *("begin_exchange", "finish_exchange", "own_part", "only_on"),
+}
 
 ENTRIES: dict[str, Entry] = {
     "conv": Entry(windows.conv, window_oracles.conv, Sums(_conv)),
