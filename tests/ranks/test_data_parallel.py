@@ -97,6 +97,28 @@ def test_narrow_precision(precision: str, shard: str) -> None:
     assert_same(found[1], found[0])
 
 
+def test_narrow_precision_gathers_narrow_weights() -> None:
+    """Weights are read as bfloat16 alone, so they are gathered so, and none lies there from the forward pass to the
+    backward one.
+    """
+    made = fp.compile(gpt(2), fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=2, shard="parameters")
+    narrow = fp.compile(
+        gpt(2),
+        fp.losses.cross_entropy,
+        optim.SGD(0.1),
+        target="numpy",
+        ranks=2,
+        shard="parameters",
+        precision="bf16",
+    )
+    gathered = [
+        sum(node.outputs[0].type.nbytes for node in each.graph.nodes if node.op.name == "all_gather")
+        for each in (made, narrow)
+        if each.graph is not None
+    ]
+    assert gathered[1] < 0.7 * gathered[0]
+
+
 @pytest.mark.parametrize("shard", SHARDS)
 def test_frozen_parts_and_adapters(shard: str) -> None:
     """Frozen weights lie in parts, too, where parameters do; adapters are trained as ever."""

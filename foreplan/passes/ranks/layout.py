@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from foreplan.errors import UsageError
-from foreplan.graph import Builder, Graph, Kind, TensorType, Value
+from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat, Member, laid_out
+from foreplan.ops.map import Map
 from foreplan.ops.pullback import depending
 from foreplan.passes.optimizer.rule import Optimizer
 from foreplan.passes.ranks.setting import Ranks
@@ -23,12 +24,15 @@ class Bucket:
         members: their places in the row.
         size: elements of the row.
         home: the stored value: the row, or this rank's part of it.
+        copies: of each weight, the narrow copy through which alone the forward pass reads it, so that this is gathered;
+            none: weights are read themselves.
     """
 
     weights: tuple[Value, ...]
     members: tuple[Member, ...]
     size: int
     home: Value
+    copies: tuple[Value, ...] = ()
 
 
 def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket, ...]:
@@ -41,6 +45,7 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
     reached = depending(graph.parameters, graph.nodes)
     trains = graph.loss in reached and _used(graph)
     full = ranks.bucket(graph.parameters)
+    copies = _narrow_copies(graph) if ranks.shard == "parameters" else {}
     groups: dict[Any, list[Value]] = {}
     found: list[list[Value]] = []
     for value in graph.stored:
@@ -50,11 +55,30 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
             key = value.dtype
         else:
             continue
+        key = (key, copies[value].dtype if value in copies else None)
         group = groups.setdefault(key, [])
         group.append(value)
         if sum(each.type.nbytes for each in group) >= full:
             found.append(groups.pop(key))
-    return tuple(_bucket(i, group, ranks) for i, group in enumerate((*found, *groups.values())))
+    return tuple(_bucket(i, group, ranks, copies) for i, group in enumerate((*found, *groups.values())))
+
+
+def _narrow_copies(graph: Graph) -> dict[Value, Value]:
+    """By weight, its narrow copy, if nothing but that is read of it."""
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in set(node.inputs):
+            readers.setdefault(value, []).append(node)
+    found = {}
+    for value in (each for each in graph.stored if each not in graph.results):
+        some = readers.get(value, [])
+        if len(some) != 1 or some[0].outputs[0] in graph.results:
+            continue
+        node = some[0]
+        dtype = node.outputs[0].dtype
+        if dtype.is_narrow and node.op == Map((f"{dtype.name}(a0)",)):
+            found[value] = node.outputs[0]
+    return found
 
 
 def _used(graph: Graph) -> set[Value]:
@@ -76,7 +100,7 @@ def _rule(value: Value, optimizer: Optimizer) -> tuple[Any, float]:
     return rule, factor
 
 
-def _bucket(number: int, weights: list[Value], ranks: Ranks) -> Bucket:
+def _bucket(number: int, weights: list[Value], ranks: Ranks, copies: Mapping[Value, Value]) -> Bucket:
     starts, size = laid_out([value.type for value in weights], ranks.count)
     members = tuple(
         Member(value.name, start, value.type, value.init, value.why)
@@ -86,7 +110,7 @@ def _bucket(number: int, weights: list[Value], ranks: Ranks) -> Bucket:
     parts = ranks.count if ranks.shard == "parameters" else 1
     type = TensorType(weights[0].dtype, (size // parts,))
     home = Value(f"bucket{number}", type, weights[0].kind, Flat(members, parts))
-    return Bucket(tuple(weights), members, size, home)
+    return Bucket(tuple(weights), members, size, home, tuple(copies[value] for value in weights if value in copies))
 
 
 def keep(b: Builder, values: Iterable[Value]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
+from foreplan.ops.map import convert
 from foreplan.passes.autodiff import Consume, Consumer
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
@@ -50,7 +51,8 @@ class Sharding:
 
     def with_homes(self, graph: Graph, forward: Collection[Node]) -> Graph:
         """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered before its
-        first reader, and once more for the backward pass: only the last one stays in between.
+        first reader, and once more for the backward pass: only the last one stays in between. What is read narrow alone
+        is gathered narrow.
 
         Args:
             forward: the nodes of the forward pass.
@@ -119,7 +121,8 @@ class _Homes:
         self.place = {
             value: (bucket, member)
             for bucket in sharding.buckets
-            for value, member in zip(bucket.weights, bucket.members)
+            for values in (bucket.weights, bucket.copies)
+            for value, member in zip(values, bucket.members)
         }
         self.backward = frozenset(graph.nodes).difference(forward) if sharding.gathers else frozenset()
         self.last = self._last_bucket(forward) if sharding.gathers else None
@@ -142,6 +145,8 @@ class _Homes:
         b.stored = [value for value in graph.stored if value not in self.place and value not in homes]
         keep(b, homes)
         for node in graph.nodes:
+            if node.outputs[0] in self.place:  # a narrow copy, in whose place a whole row of them is made
+                continue
             late = node in self.backward
             inputs = tuple(self.value(x, late, node) for x in node.inputs)
             b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
@@ -157,7 +162,7 @@ class _Homes:
         if (value, late) not in self.views:
             b, row = self.b, self.row(bucket, late)
             b.scope, b.kind = f"{value.name}/", Kind.ACTIVATION
-            self.views[value, late] = taken(b, row, member.start, member.type)
+            self.views[value, late] = taken(b, row, member.start, value.type)
             b.scope = ""
         return self.views[value, late]
 
@@ -169,6 +174,7 @@ class _Homes:
             b = self.b
             b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION
             op = AllGather(self.sharding.ranks.count, int(late))
-            self.rows[bucket, late] = b.apply(op, bucket.home, name="again" if late else "whole")
+            part = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
+            self.rows[bucket, late] = b.apply(op, part, name="again" if late else "whole")
             b.scope = ""
         return self.rows[bucket, late]
