@@ -112,11 +112,11 @@ def test_narrow_precision_gathers_narrow_weights() -> None:
         precision="bf16",
     )
     gathered = [
-        sum(node.outputs[0].type.nbytes for node in each.graph.nodes if node.op.name == "all_gather")
+        sum(node.outputs[0].type.nbytes for node in each.graph.nodes if node.outputs[0].name.endswith("/again"))
         for each in (made, narrow)
         if each.graph is not None
     ]
-    assert gathered[1] < 0.7 * gathered[0]
+    assert 0.5 * gathered[0] <= gathered[1] < 0.6 * gathered[0]
 
 
 @pytest.mark.parametrize("shard", SHARDS)

@@ -70,9 +70,10 @@ def _narrow_copies(graph: Graph) -> dict[Value, Value]:
         for value in set(node.inputs):
             readers.setdefault(value, []).append(node)
     found = {}
-    for value in (each for each in graph.stored if each not in graph.results):
+    results = set(graph.results)
+    for value in (each for each in graph.stored if each not in results):
         some = readers.get(value, [])
-        if len(some) != 1 or some[0].outputs[0] in graph.results:
+        if len(some) != 1 or some[0].outputs[0] in results:
             continue
         node = some[0]
         dtype = node.outputs[0].dtype
