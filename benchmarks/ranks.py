@@ -138,7 +138,8 @@ def run_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-LLAMAS = {
+SHAPES = {
+    "GPT, 36 × 4,096": "gpt2_small:layers=36,width=4096,heads=32,seq=1024",  # ZeRO's row has 7.5 B on 64 ranks
     "Llama 2 7B": "llama:layers=32,width=4096,heads=32,kv_heads=32,features=11008,vocabulary=32000,tied=False,seq=4096",
     "Llama 2 70B": "llama:layers=80,width=8192,heads=64,kv_heads=8,features=28672,vocabulary=32000,tied=False,seq=4096",
 }
@@ -213,8 +214,8 @@ def run() -> None:
 def estimate(target: str) -> None:
     """Estimate clusters."""
     rows = {}
-    for model, text in LLAMAS.items():
-        for ranks in COUNTS:
+    for model, text in SHAPES.items():
+        for ranks in COUNTS if model.startswith("Llama") else (64,):
             for shard in ("none", "state", "parameters") if ranks > 1 else ("none",):
                 rows[f"{model}|{ranks}|{shard}"] = estimated(text, ranks, shard, target)
                 click.echo(f"{model}, {ranks} ranks, {shard}", err=True)
