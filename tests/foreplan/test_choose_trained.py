@@ -185,7 +185,7 @@ def test_a_name_is_trained_or_frozen_by_a_pattern_that_means_it(patterns: list[s
         ({"train": ["hidden0"], "freeze": ["hidden0"]}, "equally exact"),
         ({"freeze": ["*"]}, "depends on no parameter"),
         ({"freeze": "hidden0"}, r"freeze=\['hidden0'\]"),
-        ({"batch_norm": "eval"}, "train, frozen"),
+        ({"batch_norm": "eval"}, "train, sync, frozen"),
     ],
 )
 def test_what_cannot_be_meant_is_told(options: dict[str, Any], message: str) -> None:

@@ -34,4 +34,4 @@ def halves(graph: Graph, optimizer: Optimizer) -> tuple[Graph, Graph]:
     accumulation = Accumulation()
     settings = Settings(trains=True, consume=accumulation.consume, accumulation=accumulation)
     body = run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING))
-    return with_same_stored(body, simplified(accumulation.update(body, optimizer)))
+    return with_same_stored(body, simplified(accumulation.update(body, updating(optimizer))))

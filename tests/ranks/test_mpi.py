@@ -144,8 +144,9 @@ def _parent(process: int) -> int:
 )
 def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], said: str) -> None:
     done = run(ranks, *(word.format(data=data) for word in words))
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert said in done.stderr and done.stderr.count("error: ") == 1
+    # Of a job, the launcher may give the code by which it ended the other ranks.
+    assert done.returncode == 2 or (ranks > 1 and done.returncode != 0)
+    assert said in done.stderr and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
 
 
 def test_a_launcher_without_ranks(data: str) -> None:
