@@ -11,6 +11,7 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
+from foreplan.passes.ranks import setting
 from tests.ranks.training import assert_close, assert_same, trained
 
 SHARDS = ["none", "state", "gradients", "parameters"]
@@ -130,3 +131,23 @@ def test_frozen_parts_and_adapters(shard: str) -> None:
     assert_close(trained(adapted, optim.AdamW(0.01), 2, 8, shard=shard)[0], alone)
     (alone,) = trained(mlp, optim.AdamW(0.01), 1, 8, freeze=["hidden0"])
     assert_close(trained(mlp, optim.AdamW(0.01), 2, 8, shard=shard, freeze=["hidden0"])[0], alone)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_weights_that_no_gradient_reaches(shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay as they are, decay or not, and the others of their bucket are trained."""
+    monkeypatch.setattr(setting, "LEAST", 1 << 20)
+
+    def stopped(batch: int) -> Graph:
+        def model(x: Any) -> Any:
+            frozen = fp.nn.linear(x, 12, name="idle")
+            return fp.nn.linear(x, 12, name="used") + 0.5 * fp.stop_gradient(frozen)
+
+        return fp.trace(model, fp.spec((batch, 6)))
+
+    optimizer = optim.AdamW(0.01, weight_decay=0.1)
+    (alone,) = trained(stopped, optimizer, 1, 8)
+    found = trained(stopped, optimizer, 2, 8, shard=shard)
+    for name, value in alone.stored.items():
+        np.testing.assert_allclose(found[0].stored[name], value, atol=1e-5, err_msg=name)
+    assert set(found[0].stored) == set(alone.stored)

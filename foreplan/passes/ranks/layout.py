@@ -10,7 +10,7 @@ from foreplan.errors import UsageError
 from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat, Member, laid_out
 from foreplan.ops.map import Map
-from foreplan.ops.pullback import depending
+from foreplan.passes.autodiff import differentiate
 from foreplan.passes.optimizer.rule import Optimizer
 from foreplan.passes.ranks.setting import Ranks
 
@@ -42,14 +42,13 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
     Raises:
         UsageError: the optimizer needs whole tensors.
     """
-    reached = depending(graph.parameters, graph.nodes)
-    trains = graph.loss in reached and _used(graph)
+    trained = differentiate(graph).gradients  # a bucket waits for all of its gradients
     full = ranks.bucket(graph.parameters)
     copies = _narrow_copies(graph) if ranks.shard == "parameters" else {}
     groups: dict[Any, list[Value]] = {}
     found: list[list[Value]] = []
     for value in graph.stored:
-        if value.kind is Kind.PARAMETER and trains and value in trains:
+        if value.name in trained:
             key: Any = (value.dtype, *_rule(value, optimizer))
         elif value.kind is Kind.FROZEN and ranks.shard == "parameters":
             key = value.dtype
@@ -80,15 +79,6 @@ def _narrow_copies(graph: Graph) -> dict[Value, Value]:
         if dtype.is_narrow and node.op == Map((f"{dtype.name}(a0)",)):
             found[value] = node.outputs[0]
     return found
-
-
-def _used(graph: Graph) -> set[Value]:
-    """The values that the loss is computed from."""
-    used = {graph.loss}
-    for node in reversed(graph.nodes):
-        if not used.isdisjoint(node.outputs):
-            used.update(node.inputs)
-    return {value for value in used if value is not None}
 
 
 def _rule(value: Value, optimizer: Optimizer) -> tuple[Any, float]:
