@@ -41,6 +41,11 @@ class Collective(Op):
         """Most of them only move elements."""
         return True
 
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The input's type, of those that say nothing else."""
+        self.check_count(inputs, 1)
+        return tuple(inputs)
+
     def flops(self, inputs: Types, outputs: Types) -> int:
         """None: sums are ops of their own."""
         return 0
@@ -56,22 +61,21 @@ class Collective(Op):
         return x.with_shape((self.ranks, x.shape[0] // self.ranks, *x.shape[1:]))
 
 
-@register
-@dataclass(frozen=True)
-class AllReduce(Collective):
-    """y = the sum of all ranks' x, on every rank. Ranks are added in their order, so every run gives the same bits."""
-
-    name: ClassVar[str] = "all_reduce"
+class Sum(Collective):
+    """A collective that adds up what ranks have."""
 
     @property
     def moves(self) -> bool:
         """No: it adds."""
         return False
 
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """The input's type."""
-        self.check_count(inputs, 1)
-        return tuple(inputs)
+
+@register
+@dataclass(frozen=True)
+class AllReduce(Sum):
+    """y = the sum of all ranks' x, on every rank. Ranks are added in their order, so every run gives the same bits."""
+
+    name: ClassVar[str] = "all_reduce"
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum of all ranks' cotangents."""
@@ -94,15 +98,10 @@ class AllReduce(Collective):
 
 @register
 @dataclass(frozen=True)
-class ReduceScatter(Collective):
+class ReduceScatter(Sum):
     """y = this rank's part, along the first axis, of the sum of all ranks' x. Ranks are added in their order."""
 
     name: ClassVar[str] = "reduce_scatter"
-
-    @property
-    def moves(self) -> bool:
-        """No: it adds."""
-        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """One piece of the input."""
@@ -220,11 +219,6 @@ class Broadcast(Exchange):
         """The root."""
         return self.root
 
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """The input's type."""
-        self.check_count(inputs, 1)
-        return tuple(inputs)
-
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum of all ranks' cotangents on that rank, and zeros on the others."""
         return [b.apply(OnlyOn(self.ranks, self.root), b.apply(AllReduce(self.ranks), only(cotangents)))]
@@ -248,11 +242,6 @@ class Shift(Exchange):
     def peer(self) -> int:
         """How many ranks further, from 0 on."""
         return self.by % self.ranks
-
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """The input's type."""
-        self.check_count(inputs, 1)
-        return tuple(inputs)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Back where it came from."""
@@ -313,11 +302,6 @@ class OnlyOn(OfRank):
     def moves(self) -> bool:
         """No: a zero is a number."""
         return False
-
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """The input's type."""
-        self.check_count(inputs, 1)
-        return tuple(inputs)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Likewise."""
