@@ -18,7 +18,7 @@ from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.norm.channels import (
     ChannelNorm,
-    Channels,
+    ChannelTotals,
     all_blocks,
     block_bytes,
     blocks_of,
@@ -173,7 +173,7 @@ class BatchNormTrain(ChannelNorm):
 
 @register
 @dataclass(frozen=True)
-class ChannelMoments(Channels):
+class ChannelMoments(ChannelTotals):
     """Mean and (population) variance of each channel.
 
     Inputs: x [N, C, *S]. Outputs: mean and variance [C], wide if x is narrow.
@@ -186,18 +186,6 @@ class ChannelMoments(Channels):
         self.check_count(inputs, 1)
         vector = self.check(*inputs)
         return (vector, vector)
-
-    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Of the parts."""
-        return by_parts(self, b, inputs, cotangents)
-
-    def flops(self, inputs: Types, outputs: Types) -> int:
-        """Mean 1, centring 1, variance 2 an element."""
-        return 4 * inputs[0].size
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of differences from the mean, and a partial sum an item and channel of it."""
-        return block_bytes(inputs[0])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Two passes, a few channels at a time."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Op, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Op, TensorType, Value, as_dtype
+from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.window import spatial_is_dense, spatial_size
 
 CHANNEL_BLOCK = 1 << 18  # elements of the channels that are worked on together
@@ -32,6 +34,22 @@ class Channels(Op):
         if wrong := [type for type in vectors if type not in (wide, vector)]:
             raise ShapeError(f"the parameters for {x} must be {wide}, and one is {wrong[0]}")
         return wide
+
+
+class ChannelTotals(Channels):
+    """Two totals of each channel, of differences from a mean among them."""
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
+
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """One total 1, centring 1, the other 2 an element."""
+        return 4 * inputs[0].size
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of differences from the mean, and a partial sum an item and channel of it."""
+        return block_bytes(inputs[0])
 
 
 @dataclass(frozen=True)

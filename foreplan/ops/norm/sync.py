@@ -20,15 +20,13 @@ from foreplan.ops.join import concat
 from foreplan.ops.map import convert, elementwise, elementwise_many
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments, sum_gradients, with_flows_of_moments
 from foreplan.ops.norm.channels import (
-    Channels,
-    block_bytes,
+    ChannelTotals,
     channel_groups,
     other_axes,
     rows_of,
     share_of,
     vector_shape,
 )
-from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape, slice_axis
 
@@ -107,7 +105,7 @@ class BatchNormSync(BatchNormTrain):
 
 @register
 @dataclass(frozen=True)
-class ChannelSums(Channels):
+class ChannelSums(ChannelTotals):
     """Σ g and Σ g · (x − mean) of each channel.
 
     Inputs: x [N, C, *S], mean [C], g as x. Outputs: the two sums [C], wide if x is narrow.
@@ -123,18 +121,6 @@ class ChannelSums(Channels):
         if g != x:
             raise ShapeError(f"the gradient must have the type of x, {x}, and is {g}")
         return (vector, vector)
-
-    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Of the parts."""
-        return by_parts(self, b, inputs, cotangents)
-
-    def flops(self, inputs: Types, outputs: Types) -> int:
-        """Sum 1, centring 1, product with g 2 an element."""
-        return 4 * inputs[0].size
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of differences from the mean, and a partial sum an item and channel of it."""
-        return block_bytes(inputs[0])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """A few channels at a time."""
