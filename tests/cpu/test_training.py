@@ -104,7 +104,11 @@ class _Allocated(ctypes.Structure):
 
 
 def test_a_hundred_steps_allocate_nothing_that_stays() -> None:
-    """Neither libraries nor the interpreter: bytes in use by malloc, and resident pages."""
+    """Neither libraries nor the interpreter: bytes in use by malloc, and resident pages.
+
+    What leaks, leaks in every hundred steps. Something else in this process may take pages
+    in one hundred: the system that joins pages to a huge one, or a thread of another test.
+    """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -121,8 +125,12 @@ def test_a_hundred_steps_allocate_nothing_that_stays() -> None:
 
     for _ in range(10):
         session.step(data)
-    before = used()
-    for _ in range(100):
-        session.step(data)
-    after = used()
-    assert after[0] - before[0] < 16 * 1024 and after[1] - before[1] < 1024 * 1024
+    growth = []
+    for _ in range(5):
+        before = used()
+        for _ in range(100):
+            session.step(data)
+        growth.append(tuple(now - then for now, then in zip(used(), before, strict=True)))
+        if growth[-1][0] < 16 * 1024 and growth[-1][1] < 1024 * 1024:
+            return
+    raise AssertionError(f"bytes in use and resident bytes grew in each hundred of steps: {growth}")
