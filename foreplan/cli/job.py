@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from foreplan.cli.options import Settings, given, is_plan_file
+from foreplan.cli.options import Settings, echo, given, is_plan_file
 from foreplan.errors import ForeplanError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
     from foreplan.runtime.ranks import World
 
-_PATIENCE = 2.0  # seconds in which the first rank may tell what all have found
+_PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 
 
 def with_ranks(model: str, settings: Settings, world: World) -> Settings:
@@ -69,26 +70,43 @@ def rank_of_job() -> int:
 
 
 def end_job(code: int) -> None:
-    """End all ranks of a job, if there are others: they would wait for this one."""
-    mpi = sys.modules.get("foreplan.runtime.ranks.mpi")
-    if mpi is None:
+    """End this rank. All end by themselves where all come to their ends; otherwise this one ends the others, which
+    would wait for it.
+    """
+    world = _world()
+    if world is None:
         return
-    from foreplan.runtime.ranks import current
-
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        current().abort(code)
-    except ForeplanError:
-        return
+    if world.meet(bytes(16), _PATIENCE) is None:
+        world.abort(code)
 
 
-def wait_for_the_first() -> str:
-    """What an error of this rank begins with. The first rank tells its own, which mostly is the same, at once and ends
-    the job; others wait a little before.
-    """
-    rank = rank_of_job()
+def tell(message: str) -> None:
+    """Print an error: the first rank's at once, that of another where it is another one."""
+    rank, world = rank_of_job(), _world()
+    note = hashlib.blake2b(message.encode(), digest_size=16).digest()
     if rank == 0:
-        return ""
-    time.sleep(_PATIENCE)
-    return f"rank {rank}: "
+        echo(f"error: {message}", err=True)
+        if world is not None:
+            world.meet(note, _PATIENCE)
+        return
+    if world is None:  # no rank has spoken with another
+        time.sleep(_PATIENCE)
+    else:
+        notes = world.meet(note, _PATIENCE)
+        if notes is not None and notes[0] == note:
+            return
+    echo(f"rank {rank}: error: {message}", err=True)
+
+
+def _world() -> World | None:
+    """The other ranks, if this process has begun to speak with any."""
+    if "foreplan.runtime.ranks.mpi" not in sys.modules:
+        return None
+    from foreplan.runtime.ranks import current
+
+    try:
+        return current()
+    except ForeplanError:
+        return None

@@ -15,8 +15,8 @@ from typing import IO, Any
 import click
 
 from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
-from foreplan.cli.job import end_job, wait_for_the_first
-from foreplan.cli.options import echo, print_json
+from foreplan.cli.job import end_job, tell
+from foreplan.cli.options import print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
 
@@ -32,7 +32,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print `error: …` on standard error."""
-        echo(f"{wait_for_the_first()}error: {self.message}", err=True)
+        tell(self.message)
 
 
 class Commands(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ class Mpi:
     """
 
     def __init__(self) -> None:
-        self._comm = MPI.COMM_WORLD.Dup()
+        self._comm, self._ending = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         first = MPI.Get_library_version().splitlines()[0].partition(",")[0]
         self.name = " ".join(first.replace("Version:", "").split())
@@ -56,6 +57,19 @@ class Mpi:
         """By pickling."""
         found: list[Any] = self._comm.allgather(content)
         return found
+
+    def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
+        """On a communicator of its own. After it, all may finalize MPI, and each ends with its own code."""
+        if self._open:
+            return None
+        notes = np.empty((self.size, len(note)), np.uint8)
+        request = self._ending.Iallgather(np.frombuffer(note, np.uint8), notes)
+        until = time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.001)
+        return [each.tobytes() for each in notes]
 
     def abort(self, code: int) -> None:
         """MPI_Abort."""

@@ -40,6 +40,11 @@ class World(Protocol):
     def gather(self, content: Any) -> list[Any]:
         """What each rank gives here, in the order of ranks, on every rank; small, and pickled."""
 
+    def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
+        """The notes (16 bytes each) of all ranks that end, if all come to this call within so many seconds, and nothing
+        is under way between them; otherwise None.
+        """
+
     def abort(self, code: int) -> None:
         """End all ranks at once: this one cannot go on, and the others would wait for it for ever."""
 
@@ -60,6 +65,10 @@ class Alone:
     def gather(self, content: Any) -> list[Any]:
         """What this one gives."""
         return [content]
+
+    def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
+        """Its own."""
+        return [note]
 
     def abort(self, code: int) -> None:
         """The caller ends as always."""

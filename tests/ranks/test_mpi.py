@@ -144,9 +144,19 @@ def _parent(process: int) -> int:
 )
 def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], said: str) -> None:
     done = run(ranks, *(word.format(data=data) for word in words))
-    # Of a job, the launcher may give the code by which it ended the other ranks.
-    assert done.returncode == 2 or (ranks > 1 and done.returncode != 0)
+    assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("first", "codes"), [("elsewhere.npz", {2}), ("{data}", set(range(1, 256)))])
+def test_ranks_that_fail_otherwise_say_so(data: str, first: str, codes: set[int]) -> None:
+    """Both, each with its own error, and they end by themselves; or one alone, which ends the other."""
+    commands = [command(1, "train", "mlp:batch=2", "--data", name) for name in (first.format(data=data), "nowhere.npz")]
+    words = [str(MPIEXEC), "-n", "1", *commands[0], ":", "-n", "1", *commands[1]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "rank 1: error: cannot read 'nowhere.npz'" in done.stderr
+    assert ("\nerror: cannot read 'elsewhere.npz'" in "\n" + done.stderr) == (first == "elsewhere.npz")
+    assert done.returncode in codes
 
 
 def test_a_launcher_without_ranks(data: str) -> None:

@@ -79,6 +79,10 @@ class Thread:
         self.meeting.give(call, self.rank, content)
         return self.meeting.take(call)
 
+    def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
+        """As gather."""
+        return self.gather(note)
+
     def abort(self, code: int) -> None:
         """The test fails."""
         raise AssertionError(f"rank {self.rank} ends the job with {code}")
