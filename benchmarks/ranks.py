@@ -53,7 +53,11 @@ class Timed:
     def __init__(self, inner: World) -> None:
         self.inner, self.waited = inner, 0.0
         self.rank, self.size, self.name, self.neighbours = inner.rank, inner.size, inner.name, inner.neighbours
-        self.poll, self.gather, self.abort = inner.poll, inner.gather, inner.abort
+        self.poll, self.gather, self.meet, self.abort = inner.poll, inner.gather, inner.meet, inner.abort
+
+    def group(self, ranks: int, stride: int) -> World:
+        """Of the same ranks; its own waits are not timed."""
+        return self if (ranks, stride) == (self.size, 1) else self.inner.group(ranks, stride)
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """As the world does."""

@@ -328,6 +328,17 @@ class Options:
             choices=SHARDS,
         ),
     )
+    tensor: int = field(
+        default=1,
+        metadata=says(
+            "Let so many neighbouring ranks take the same samples, each with a part of the products' weights.",
+            more="Tensor parallelism, as in Megatron-LM (Shoeybi et al. 2019): attention by heads, dense layers by "
+            "columns and rows. It divides the number of ranks.",
+            flag="--tensor",
+            value="N",
+            least=1,
+        ),
+    )
     links: str = field(
         default="",
         metadata=says(
@@ -378,7 +389,7 @@ class Options:
         """The ranks that train together."""
         from foreplan.passes.ranks.setting import Ranks
 
-        return Ranks(self.ranks, self.shard)
+        return Ranks(self.ranks, self.shard, self.tensor)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:

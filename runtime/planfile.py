@@ -16,6 +16,7 @@ import numpy as np
 from foreplan.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
 from foreplan.graph.flat import Flat
+from foreplan.graph.shard import Sharded
 from foreplan.lower import Call, Operand, Program, Slot
 from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
@@ -24,7 +25,7 @@ from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-FORMAT = "foreplan.plan.9"
+FORMAT = "foreplan.plan.10"
 DERIVED = ("accumulate",)  # options that follow from the rest of the file
 
 
@@ -175,5 +176,8 @@ def _init_record(init: Initializer, folder: str | None) -> Any:
         return place | {"type": str(init.type)}
     if isinstance(init, Flat):
         members = [[each.name, each.start, str(each.type), _init_record(each.init, folder)] for each in init.members]
-        return {"ranks": init.ranks, "members": members}
+        return {"ranks": init.ranks, "stride": init.stride, "members": members}
+    if isinstance(init, Sharded):
+        shard, content = init.shard, _init_record(init.init, folder)
+        return {"shard": [shard.ranks, shard.axis, shard.blocks], "type": str(init.type), "init": content}
     return str(init)

@@ -18,6 +18,7 @@ from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat, Member
 from foreplan.graph.op import parse_op
+from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import as_dtype, tensor_type
 from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
@@ -320,7 +321,11 @@ def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
     if isinstance(record, str):
         return parse_init(record, type, f"the content of {name!r}")
     if "members" in record:
-        return Flat(tuple(_member(each, folder) for each in record["members"]), integer(record["ranks"]))
+        members = tuple(_member(each, folder) for each in record["members"])
+        return Flat(members, integer(record["ranks"]), integer(record["stride"]))
+    if "shard" in record:
+        shard, whole = Shard(*(integer(each) for each in record["shard"])), tensor_type(string(record["type"]))
+        return Sharded(shard, whole, _init(record["init"], whole, name, folder))
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))

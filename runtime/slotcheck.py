@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.errors import PlanError
-from foreplan.graph import Array, Fill, Kind, Stored
+from foreplan.graph import Array, Fill, Initializer, Kind, Stored, TensorType
 from foreplan.graph.flat import Flat
 from foreplan.graph.init import RandomSeed
+from foreplan.graph.shard import Sharded
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, STATE, Operand, Program, Slot, region_of
 from foreplan.lower.target import Target
 from foreplan.ops.collective import Begin, Finish
@@ -82,6 +83,8 @@ def _check_kinds(program: Program) -> None:
     """Stored values have a kind that is stored, and a first content that their type holds."""
     for slot in (*program.inputs, *program.stored):
         type, init = slot.operand.type, slot.init
+        if isinstance(init, Sharded):
+            type, init = init.type, _cut(slot.name, slot.operand.type, init)
         if slot.kind is not Kind.INPUT and (init is None or not slot.kind.is_stored):
             raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
         drawn = init is not None and not isinstance(init, Array | Fill | Stored)
@@ -97,7 +100,9 @@ def _check_rows(program: Program) -> None:
         if not isinstance(slot.init, Flat):
             continue
         where, row, end = f"slot {slot.name!r}", slot.operand.type, 0
-        if row.rank != 1 or slot.init.ranks not in (1, program.ranks) or slot.operand.blocks is not None:
+        groups = slot.init.ranks * slot.init.stride
+        divided = min(slot.init.ranks, slot.init.stride) > 0 and program.ranks % groups == 0
+        if row.rank != 1 or not divided or slot.operand.blocks is not None:
             raise PlanError(f"{where}: {row} is no row of tensors, or no part of one for {program.ranks} ranks")
         if slot.kind not in (Kind.PARAMETER, Kind.FROZEN, Kind.STATE) or not slot.init.members:
             raise PlanError(f"{where}: a {slot.kind} holds no tensors of other names")
@@ -106,10 +111,21 @@ def _check_rows(program: Program) -> None:
             end = each.start + each.type.size
             if not fits or end > row.size * slot.init.ranks:
                 raise PlanError(f"{where}: {each.name!r} does not lie behind the tensor before it, within the row")
-            if isinstance(each.init, Flat | RandomSeed):
-                raise PlanError(f"{where}: {each.init} is no content of {each.name!r}")
-            if not isinstance(each.init, Array | Fill | Stored) and not each.type.dtype.is_float:
-                raise PlanError(f"{where}: {each.init} is no content of {each.type}")
+            init = _cut(each.name, each.type, each.init) if isinstance(each.init, Sharded) else each.init
+            if isinstance(init, Flat | RandomSeed | Sharded):
+                raise PlanError(f"{where}: {init} is no content of {each.name!r}")
+            if not isinstance(init, Array | Fill | Stored) and not each.type.dtype.is_float:
+                raise PlanError(f"{where}: {init} is no content of {each.type}")
+
+
+def _cut(name: str, type: TensorType, init: Sharded) -> Initializer:
+    """The first content of the whole of a tensor of which a value is a part."""
+    shard = init.shard
+    if shard.ranks < 2 or shard.blocks < 1 or not shard.divides(init.type) or shard.of(init.type) != type:
+        raise PlanError(f"slot {name!r}: {type} is not {shard} of {init.type}")
+    if isinstance(init.init, Sharded | Flat):
+        raise PlanError(f"slot {name!r}: a part has no parts of its own")
+    return init.init
 
 
 def _check_magnitudes(program: Program) -> None:

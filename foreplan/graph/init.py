@@ -119,14 +119,25 @@ class Uniform:
 
 @dataclass(frozen=True)
 class RandomSeed:
-    """The first state of the random ops, uint64[2]: a seed drawn from the session's own, and step 0."""
+    """The first state of the random ops, uint64[2]: a seed drawn from the session's own, and step 0. Ranks have other
+    seeds.
+
+    Attributes:
+        alike: of so many neighbouring ranks the seed is the same.
+    """
+
+    alike: int = 1
+
+    def __post_init__(self) -> None:
+        if self.alike < 1:
+            raise ValueError(f"alike must be 1 or more, and is {self.alike}")
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Draw the seed."""
         out[:] = rng.integers(1 << 63), 0
 
     def __str__(self) -> str:
-        return "random_seed()"
+        return f"random_seed({f'alike={self.alike}' if self.alike > 1 else ''})"
 
 
 @dataclass(frozen=True, eq=False)

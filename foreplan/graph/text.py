@@ -16,6 +16,7 @@ from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, Tr
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.literal import check_arguments, literal_call
 from foreplan.graph.op import parse_op
+from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.types import TensorType, tensor_type
 
 # A name is written bare where it can be and quoted where it holds anything else.
@@ -77,6 +78,8 @@ def parse_init(text: str, type: TensorType, where: str) -> Initializer:
         call = literal_call(text)
         if call.name == "flat" and not call.keywords:
             return _flat(where, *call.arguments)
+        if call.name == "sharded" and not call.keywords:
+            return _sharded(where, *call.arguments)
         if call.name == "array" and not call.keywords:
             return Array(np.array(call.arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
         init = _INITS[call.name](*call.arguments, **call.keywords)
@@ -89,15 +92,21 @@ def parse_init(text: str, type: TensorType, where: str) -> Initializer:
         raise ModelError(f"{where}: {text!r} does not describe content that text can carry") from None
 
 
-def _flat(where: str, ranks: int, members: list[tuple[str, int, str, str]]) -> Flat:
+def _sharded(where: str, ranks: int, axis: int, blocks: int, type: str, init: str) -> Sharded:
+    """A part of a tensor."""
+    check_arguments(Shard, {"ranks": ranks, "axis": axis, "blocks": blocks})
+    return Sharded(Shard(ranks, axis, blocks), tensor_type(type), parse_init(init, tensor_type(type), where))
+
+
+def _flat(where: str, ranks: int, stride: int, members: list[tuple[str, int, str, str]]) -> Flat:
     """A row of tensors."""
     found = []
     for name, start, text, init in members:
         type = tensor_type(text)
         found.append(Member(name, start, type, parse_init(init, type, where)))
         check_arguments(Member, {"name": name, "start": start})
-    flat = Flat(tuple(found), ranks)
-    check_arguments(Flat, {"ranks": ranks})
+    flat = Flat(tuple(found), ranks, stride)
+    check_arguments(Flat, {"ranks": ranks, "stride": stride})
     return flat
 
 

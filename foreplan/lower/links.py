@@ -100,6 +100,10 @@ class Cluster:
                 f"{less + self.per_node} ranks, or say how many devices of a node take part"
             )
 
+    def group(self, stride: int) -> Cluster:
+        """Every `stride`-th of its ranks. Those between them, in groups of their own, have links of their own."""
+        return Cluster(self.ranks // stride, max(1, self.per_node // stride), self.inside, self.between)
+
     @property
     def devices(self) -> int:
         """In each node."""

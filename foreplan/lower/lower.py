@@ -245,7 +245,7 @@ class _Lowering:
     def price(self, op: Op, kernel: Candidate, reads: Sequence[Window], writes: Sequence[Window]) -> int:
         """The time of a kernel; of an exchange, that of the links between ranks."""
         if isinstance(op, Begin):
-            cluster = cluster_from(self.links, self.target.profile, op.ranks)
+            cluster = cluster_from(self.links, self.target.profile, op.ranks * op.stride).group(op.stride)
             return exchange_nanoseconds(op, [x.type for x in reads], cluster)
         return self.target.price(op, kernel, reads, writes)
 

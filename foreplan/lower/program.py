@@ -10,6 +10,7 @@ from foreplan.graph import DType, Initializer, Op, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat
 from foreplan.graph.ir import Kind
+from foreplan.graph.shard import Shard, Sharded
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Collective
 from foreplan.planner import Plan, Totals, totals
@@ -114,6 +115,8 @@ class Slot:
             any value is allowed.
         spread: of a tensor that lies spread over ranks: its first element in the row that their parts make up. Then
             the operand has its type alone; the value is this rank's part.
+        shard: of a tensor of which each rank stores, or has in such a row, a part: how it is cut. The operand has the
+            type of the whole tensor.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Slot:
     init: Initializer | None = None
     valid: tuple[int, ...] | None = None
     spread: int | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,16 +191,32 @@ class Program(Problem):
     @cached_property
     def ranks(self) -> int:
         """How many ranks run it together."""
-        parts = [slot.init.ranks for slot in self.stored if isinstance(slot.init, Flat)]
-        return max([1, *parts, *(call.op.ranks for call in self.calls if isinstance(call.op, Collective))])
+        groups = [(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)]
+        groups += [(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)]
+        return max([self.alike, *(ranks * stride for ranks, stride in groups)])
+
+    @cached_property
+    def alike(self) -> int:
+        """How many neighbouring ranks take the same samples, and compute parts of one model's products."""
+        return max([1, *(slot.shard.ranks for slot in self.tensors if slot.shard is not None)])
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:
     """The tensors of a stored value."""
     if not isinstance(slot.init, Flat):
-        yield slot
+        yield _whole(slot)
         return
     for each in slot.init.members:
         offset = each.start * each.type.dtype.itemsize if slot.init.ranks == 1 else 0
         operand = Operand(slot.operand.value, offset, each.type, each.type.strides)
-        yield Slot(each.name, operand, slot.kind, each.init, spread=None if slot.init.ranks == 1 else each.start)
+        spread = None if slot.init.ranks == 1 else each.start
+        yield _whole(Slot(each.name, operand, slot.kind, each.init, spread=spread))
+
+
+def _whole(slot: Slot) -> Slot:
+    """A tensor as its user sees it, if each rank has a part of it."""
+    if not isinstance(slot.init, Sharded):
+        return slot
+    type = slot.init.type
+    operand = replace(slot.operand, type=type, strides=type.strides, blocks=None)
+    return replace(slot, operand=operand, init=slot.init.init, shard=slot.init.shard)

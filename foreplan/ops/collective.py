@@ -1,4 +1,7 @@
-"""Collectives: ops in which all ranks of a job take part, each with a tensor of its own of the same type.
+"""Collectives: ops in which ranks of a job take part, each with a tensor of its own of the same type.
+
+They take part in groups, which are alike for one op: all ranks are one group; or groups lie side by side, such as ranks
+0 and 1, and 2 and 3; or they take turns, such as ranks 0 and 2, and 1 and 3.
 
 All ranks run one graph. What is differentiated is the sum of the ranks' losses, as in PyTorch's functional collectives
 and JAX's `psum`: the cotangent of a tensor that others have read is the sum of the cotangents that they have for it.
@@ -6,8 +9,8 @@ and JAX's `psum`: the cotangent of a tensor that others have read is the sum of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,22 +22,45 @@ from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 
 SMALL = 1 << 14  # bytes: below, every rank gets all tensors and adds them up, in one exchange instead of two
+Other = TypeVar("Other", bound="Collective")
 _ALL_GATHER, _ALL_TO_ALL, _BROADCAST, _SHIFT = EXCHANGES = ("all_gather", "all_to_all", "broadcast", "shift")
 
 
 @dataclass(frozen=True)
-class Collective(Op):
-    """An op of all ranks.
+class Group:
+    """Ranks that take part in something.
 
     Attributes:
-        ranks: how many take part.
+        ranks: how many a group has.
+        stride: how far its neighbours stand apart: rank r is number r // stride % ranks of its group.
+    """
+
+    ranks: int = 1
+    stride: int = 1
+
+    def op(self, kind: type[Other], /, **attributes: object) -> Other:
+        """An op of such groups."""
+        return kind(self.ranks, stride=self.stride, **attributes)
+
+
+@dataclass(frozen=True)
+class Collective(Op):
+    """An op of groups of ranks.
+
+    Attributes:
+        ranks, stride: see `Group`.
     """
 
     ranks: int
+    stride: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"ranks must be 1 or more, and is {self.ranks}")
+        if self.ranks < 1 or self.stride < 1:
+            raise ValueError(f"ranks and stride must be 1 or more, and are {self.ranks} and {self.stride}")
+
+    def among(self, other: type[Other], /, **attributes: object) -> Other:
+        """Another op of the same groups."""
+        return Group(self.ranks, self.stride).op(other, **attributes)
 
     @property
     def moves(self) -> bool:
@@ -90,10 +116,10 @@ class AllReduce(Sum):
             return [x]
         flat = reshape(b, x, (x.type.size,))
         if x.type.nbytes <= SMALL or x.type.size % self.ranks:
-            all_of_them = reshape(b, b.apply(AllGather(self.ranks), flat), (self.ranks, x.type.size))
+            all_of_them = reshape(b, b.apply(self.among(AllGather), flat), (self.ranks, x.type.size))
             return [reshape(b, reduce(b, "sum", all_of_them, (0,)), x.shape)]
-        part = b.apply(ReduceScatter(self.ranks), flat)
-        return [reshape(b, b.apply(AllGather(self.ranks), part), x.shape)]
+        part = b.apply(self.among(ReduceScatter), flat)
+        return [reshape(b, b.apply(self.among(AllGather), part), x.shape)]
 
 
 @register
@@ -111,14 +137,14 @@ class ReduceScatter(Sum):
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """All ranks' cotangents, one behind the other."""
-        return [b.apply(AllGather(self.ranks), only(cotangents))]
+        return [b.apply(self.among(AllGather), only(cotangents))]
 
     def decompose(self, b: Builder, inputs: Values) -> Values:
         """Each rank gets its piece of every rank's tensor, and adds them up."""
         (x,) = inputs
         if self.ranks == 1:
             return [x]
-        exchanged = b.apply(AllToAll(self.ranks), x)
+        exchanged = b.apply(self.among(AllToAll), x)
         return [reduce(b, "sum", reshape(b, exchanged, self.pieces(x.type).shape), (0,))]
 
 
@@ -135,7 +161,7 @@ class Exchange(Collective):
     @property
     def beginning(self) -> Begin:
         """What begins it."""
-        return Begin(self.ranks, self.kind, self.peer)
+        return self.among(Begin, kind=self.kind, peer=self.peer)
 
     def decompose(self, b: Builder, inputs: Values) -> Values:
         """Begun, and waited for at once."""
@@ -143,7 +169,7 @@ class Exchange(Collective):
         if self.ranks == 1:
             return [x]
         begun = b.apply(self.beginning, x)
-        return [b.apply(Finish(self.ranks), begun, x)]
+        return [b.apply(self.among(Finish), begun, x)]
 
 
 @register
@@ -162,7 +188,7 @@ class AllGather(Exchange):
     @property
     def beginning(self) -> Begin:
         """With its time."""
-        return Begin(self.ranks, self.kind, self.peer, self.time)
+        return self.among(Begin, kind=self.kind, peer=self.peer, time=self.time)
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The first axis times the number of ranks."""
@@ -174,7 +200,7 @@ class AllGather(Exchange):
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """This rank's part of the sum of all ranks' cotangents."""
-        return [b.apply(ReduceScatter(self.ranks), only(cotangents))]
+        return [b.apply(self.among(ReduceScatter), only(cotangents))]
 
 
 @register
@@ -221,7 +247,7 @@ class Broadcast(Exchange):
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum of all ranks' cotangents on that rank, and zeros on the others."""
-        return [b.apply(OnlyOn(self.ranks, self.root), b.apply(AllReduce(self.ranks), only(cotangents)))]
+        return [b.apply(self.among(OnlyOn, root=self.root), b.apply(self.among(AllReduce), only(cotangents)))]
 
 
 @register
@@ -245,7 +271,7 @@ class Shift(Exchange):
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Back where it came from."""
-        return [b.apply(Shift(self.ranks, -self.by), only(cotangents))]
+        return [b.apply(self.among(Shift, by=-self.by), only(cotangents))]
 
 
 @dataclass(frozen=True)
@@ -271,12 +297,12 @@ class OwnPart(OfRank):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """One piece of the input."""
-        return ReduceScatter(self.ranks).infer(inputs)
+        return self.among(ReduceScatter).infer(inputs)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent at this rank's place, and zeros at the others': what each rank gives to itself alone."""
         g = only(cotangents)
-        parts = [b.apply(OnlyOn(self.ranks, rank), g) for rank in range(self.ranks)]
+        parts = [b.apply(self.among(OnlyOn, root=rank), g) for rank in range(self.ranks)]
         return [concat(b, parts)]
 
     def on_rank(self, rank: int, inputs: Arrays, outputs: Arrays) -> None:
@@ -346,8 +372,8 @@ class Begin(Collective):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of what will arrive."""
-        whole: Exchange = AllGather(self.ranks) if self.kind == _ALL_GATHER else Broadcast(self.ranks)
-        return (AllToAll(self.ranks) if self.kind == _ALL_TO_ALL else whole).infer(inputs)
+        whole: Exchange = self.among(AllGather) if self.kind == _ALL_GATHER else self.among(Broadcast)
+        return (self.among(AllToAll) if self.kind == _ALL_TO_ALL else whole).infer(inputs)
 
     def sent(self, x: TensorType) -> int:
         """Bytes that a rank sends of a tensor, and bytes that arrive, by algorithms that send nothing twice: of a

@@ -65,6 +65,7 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
+from foreplan.passes.tensor import split_products
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -271,6 +272,12 @@ PASSES: tuple[Pass, ...] = (
     _plain(fold_transposes, Stage.FORWARD),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
+    Pass(
+        "split_products",
+        Stage.MEMORY,
+        lambda g, s: split_products(g, s.ranks.tensor),
+        lambda s: s.trains and s.ranks.tensor > 1,
+    ),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
     _plain(split_samples, Stage.MEMORY, lambda s: s.trains and s.fission in (Fission.SAMPLES, Fission.ROWS)),

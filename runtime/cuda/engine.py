@@ -160,7 +160,8 @@ class CudaBound:
     def _call(self, instruction: Instruction, where: Where) -> Run | None:
         """One instruction as a call of this rank; None where there is nothing to do."""
         if isinstance(instruction, Choose):
-            instruction = instruction.choices[self._links.world.rank]
+            group = self._links.world.group(len(instruction.choices), instruction.stride)
+            instruction = instruction.choices[group.rank]
         if isinstance(instruction, Exchange | Await):
             return self._links.bind(instruction, where)
         return ready(self.card, instruction, where, self._code(instruction))

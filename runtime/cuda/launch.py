@@ -268,6 +268,7 @@ class Exchange:
         kind, peer: see `foreplan.ops.collective.Begin`.
         source: what this rank sends, and `nbytes` its bytes.
         target: where it arrives.
+        ranks, stride: see `foreplan.ops.collective.Collective`.
     """
 
     kind: str
@@ -275,6 +276,8 @@ class Exchange:
     source: Address
     target: Address
     nbytes: int
+    ranks: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -286,9 +289,14 @@ class Await:
 
 @dataclass(frozen=True)
 class Choose:
-    """What each rank runs, in the order of ranks; these launch nothing."""
+    """What each rank of a group runs, in their order; these launch nothing.
+
+    Attributes:
+        stride: see `foreplan.ops.collective.Collective`.
+    """
 
     choices: tuple[Instruction, ...]
+    stride: int
 
 
 Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Await | Choose
@@ -338,7 +346,7 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
     if isinstance(each, Clear | Await):
         return replace(each, target=moved(each.target))
     if isinstance(each, Choose):
-        return Choose(tuple(relocated(choice, moved) for choice in each.choices))
+        return replace(each, choices=tuple(relocated(choice, moved) for choice in each.choices))
     if isinstance(each, Execute):
         operands = tuple((uid, moved(place)) for uid, place in each.operands)
         return replace(each, operands=operands, workspace=moved(each.workspace))

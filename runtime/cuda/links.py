@@ -33,7 +33,8 @@ class Links:
         target = where(instruction.target)
         if isinstance(instruction, Await):
             return self._ends.pop(target)
-        nccl, source = communicator(self.world, self.card), where(instruction.source)
+        group, source = self.world.group(instruction.ranks, instruction.stride), where(instruction.source)
+        nccl = communicator(group, self.card)
         call = partial(nccl.exchange, instruction.kind, instruction.peer, source, target, instruction.nbytes)
         begin, self._ends[target] = self.card.exchanging(call)
         return begin

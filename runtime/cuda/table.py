@@ -218,6 +218,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "finish_exchange": EXCHANGES,
     "own_part": _own(collective.own_part, reads=collective.reads),
     "only_on": _own(collective.only_on, reads=collective.reads),
+    "local_index": _own(collective.local_index),
     "conv": _convolution(conv.conv, images),
     "conv_data_grad": _convolution(conv.data_gradient, images),
     "conv_weight_grad": _convolution(conv.weight_gradient),

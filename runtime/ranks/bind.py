@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -31,17 +31,19 @@ class Exchanges:
 
     def bind(self, op: Collective, inputs: Arrays, outputs: Arrays) -> Run:
         """A call of one collective on these arrays."""
+        group = self.world.group(op.ranks, op.stride)
         if isinstance(op, OfRank):
-            return partial(op.on_rank, self.world.rank, inputs, outputs)
+            return partial(op.on_rank, group.rank, inputs, outputs)
         if not outputs[0].size:  # it has no address, and nothing is sent
             return self.world.poll
         if isinstance(op, Finish):
             return partial(self._finish, _address(inputs[0]))
         assert isinstance(op, Begin), op
-        return partial(self._begin, op, _bytes(inputs[0]), _bytes(outputs[0]), _address(outputs[0]))
+        begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]))
+        return partial(self._begin, begin, _address(outputs[0]))
 
-    def _begin(self, op: Begin, source: np.ndarray, into: np.ndarray, key: int) -> None:
-        self._waits[key] = self.world.begin(op.kind, op.peer, source, into)
+    def _begin(self, begin: Callable[[], Run], key: int) -> None:
+        self._waits[key] = begin()
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()

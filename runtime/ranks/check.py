@@ -10,16 +10,16 @@ from foreplan.planner.plan import Plan
 
 def check_exchanges(program: Program, plan: Plan) -> None:
     """Check that every exchange that a plan begins is finished, once, by an action that also reads what is sent, in the
-    same place and not computed again meanwhile; and that all are of one number of ranks.
+    same place and not computed again meanwhile; and that groups of ranks make up all of them.
 
     The verifier then proves that what is sent stays, and that nothing else has the bytes of what arrives until then.
 
     Raises:
         PlanError: names the node.
     """
-    numbers = {call.op.ranks for call in program.calls if isinstance(call.op, Collective)}
-    if len(numbers) > 1:
-        raise PlanError(f"its collectives are of {sorted(numbers)} ranks, and a step has one number of them")
+    for op in {call.op for call in program.calls if isinstance(call.op, Collective)}:
+        if program.ranks % (op.ranks * op.stride):
+            raise PlanError(f"{program.ranks} ranks are not made up of groups as {op} has them")
     begins = {call.outputs[0].value: call for call in program.calls if isinstance(call.op, Begin)}
     for action, call in zip(program.actions, program.calls):
         where = f"node {call.node!r}"

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
+from foreplan.runtime.ranks.world import place_in_group
 
 
 class Mpi:
@@ -18,13 +19,15 @@ class Mpi:
     begun goes on in `poll` and in waits: few libraries have threads for it.
     """
 
-    def __init__(self) -> None:
-        self._comm, self._ending = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    def __init__(self, whole: Mpi | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> None:
+        """All ranks of `comm` at the same time; `whole` is what a group is of."""
+        self._comm, self._ending = comm.Dup(), comm.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         first = MPI.Get_library_version().splitlines()[0].partition(",")[0]
         self.name = " ".join(first.replace("Version:", "").split())
         self.neighbours = self._comm.Split_type(MPI.COMM_TYPE_SHARED).size
-        self._open: list[MPI.Request] = []
+        self._open: list[MPI.Request] = [] if whole is None else whole._open
+        self._groups: dict[tuple[int, int], Mpi] = {}
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """One call that does not block; a shift is two."""
@@ -44,9 +47,18 @@ class Mpi:
 
         def wait() -> None:
             MPI.Request.Waitall(requests)
-            self._open = [each for each in self._open if each not in requests]
+            self._open[:] = [each for each in self._open if each not in requests]
 
         return wait
+
+    def group(self, ranks: int, stride: int) -> Mpi:
+        """A communicator of its own, made when it is first asked for, by all ranks at the same time."""
+        if (ranks, stride) == (self.size, 1):
+            return self
+        if (ranks, stride) not in self._groups:
+            first, number = place_in_group(self.rank, ranks, stride)
+            self._groups[ranks, stride] = Mpi(self, self._comm.Split(first, number))
+        return self._groups[ranks, stride]
 
     def poll(self) -> None:
         """Ask for all that has begun."""

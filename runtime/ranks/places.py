@@ -9,7 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from foreplan.graph import TensorType
+from foreplan.graph.flat import Flat
 from foreplan.graph.init import RandomSeed
+from foreplan.graph.shard import Shard
 from foreplan.lower.program import Operand, Program, Slot
 from foreplan.runtime.engine import Bound, Place
 from foreplan.runtime.kernel import Run
@@ -50,15 +52,14 @@ class SpreadPlace(_ByRank):
         type: of the whole tensor.
     """
 
-    def __init__(self, bound: Bound, slot: Slot, row: Operand, offset: int, world: World) -> None:
+    def __init__(self, bound: Bound, type: TensorType, start: int, row: Operand, offset: int, world: World) -> None:
         """
         Args:
-            slot: of the tensor.
+            type: of the tensor, and `start` its first element in the row.
             row: this rank's part of the row in which it lies, and `offset` the place of that part.
+            world: the ranks that have parts of the row.
         """
-        assert slot.spread is not None
-        self.type, self.world = slot.operand.type, world
-        start, share = slot.spread, row.type.size
+        self.type, self.world, share = type, world, row.type.size
         self.stretches = []  # elements of the tensor, by the rank that holds them
         for rank in range(world.size):
             first, last = max(start, rank * share), min(start + self.type.size, (rank + 1) * share)
@@ -88,12 +89,36 @@ class SpreadPlace(_ByRank):
             self.own[1].write(array.reshape(-1)[self.own[0]])
 
 
-class SeedPlace(_ByRank):
-    """A random state, which each rank begins elsewhere: that of the first rank is read and written."""
+class ShardPlace(_ByRank):
+    """A tensor that is cut, each rank having one part. All ranks read it at the same time.
 
-    def __init__(self, inner: Place, type: TensorType, world: World) -> None:
+    Attributes:
+        type: of the whole tensor.
+    """
+
+    def __init__(self, inner: Place, type: TensorType, shard: Shard, world: World) -> None:
+        self.inner, self.type, self.shard, self.world = inner, type, shard, world
+
+    def read(self) -> np.ndarray:
+        """All of it."""
+        own = np.ascontiguousarray(self.inner.read())
+        found = np.empty((self.world.size, *own.shape), own.dtype)
+        self.world.begin("all_gather", 0, own.reshape(-1).view(np.uint8), found.reshape(-1).view(np.uint8))()
+        return self.shard.join(list(found))
+
+    def write(self, array: np.ndarray) -> None:
+        """This rank's part of it."""
+        self.inner.write(np.ascontiguousarray(self.shard.take(array, self.world.rank)))
+
+
+class SeedPlace(_ByRank):
+    """A random state, which each rank begins elsewhere, or each of several: that of the first rank is read and
+    written.
+    """
+
+    def __init__(self, inner: Place, type: TensorType, number: int) -> None:
         self.inner, self.type = inner, type
-        self.shift = np.uint64(world.rank * _STRIDE % (1 << 64))
+        self.shift = np.uint64(number * _STRIDE % (1 << 64))
 
     def read(self) -> np.ndarray:
         """As the first rank has it."""
@@ -110,10 +135,22 @@ class SeedPlace(_ByRank):
 
 def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: World) -> Place:
     """Where one of a program's tensors lies, whose value lies at `offset` of its region."""
-    if slot.spread is not None:
-        row = next(each.operand for each in program.stored if each.operand.value == slot.operand.value)
-        return SpreadPlace(bound, slot, row, offset, world)
-    inner = bound.place(slot.operand, offset)
-    if world.size > 1 and isinstance(slot.init, RandomSeed):
-        return SeedPlace(inner, slot.operand.type, world)
-    return inner
+    if slot.spread is None and slot.shard is None:
+        inner = bound.place(slot.operand, offset)
+        if world.size > 1 and isinstance(slot.init, RandomSeed):
+            return SeedPlace(inner, slot.operand.type, world.rank // slot.init.alike)
+        return inner
+    stored = next(each for each in program.stored if each.operand.value == slot.operand.value)
+    own, row = slot.operand, stored.init
+    if slot.shard is not None:
+        type = slot.shard.of(own.type)
+        own = replace(own, type=type, strides=type.strides) if isinstance(row, Flat) else stored.operand
+    if slot.spread is None:
+        found: Place = bound.place(own, offset)
+    else:
+        assert isinstance(row, Flat)
+        group = world.group(row.ranks, row.stride)
+        found = SpreadPlace(bound, own.type, slot.spread, stored.operand, offset, group)
+    if slot.shard is None:
+        return found
+    return ShardPlace(found, slot.operand.type, slot.shard, world.group(slot.shard.ranks, 1))

@@ -34,8 +34,11 @@ class World(Protocol):
             into: bytes that arrive.
         """
 
+    def group(self, ranks: int, stride: int) -> World:
+        """This rank's group: so many, each `stride` behind the one before it. When asked again, the same object."""
+
     def poll(self) -> None:
-        """Let what has begun go on."""
+        """Let what has begun go on, in all groups."""
 
     def gather(self, content: Any) -> list[Any]:
         """What each rank gives here, in the order of ranks, on every rank; small, and pickled."""
@@ -49,6 +52,12 @@ class World(Protocol):
         """End all ranks at once: this one cannot go on, and the others would wait for it for ever."""
 
 
+def place_in_group(rank: int, ranks: int, stride: int) -> tuple[int, int]:
+    """The first rank of the group that a rank is in, and its number there."""
+    number = rank // stride % ranks
+    return rank - number * stride, number
+
+
 class Alone:
     """One rank."""
 
@@ -58,6 +67,10 @@ class Alone:
         """A copy."""
         np.copyto(into, source)
         return self.poll
+
+    def group(self, ranks: int, stride: int) -> World:
+        """Itself."""
+        return self
 
     def poll(self) -> None:
         """Nothing goes on."""

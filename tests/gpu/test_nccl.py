@@ -197,7 +197,7 @@ def test_plans_are_made_without_a_card_and_have_prices() -> None:
     assert all(action.nanoseconds > 1000 for action in begun)
     x = TensorType(FLOAT32, (400, 1000))
     begin, _, _ = made(collective.Begin(4, "shift", 3), [x], name=nccl.NAME)
-    assert begin.instructions == (Exchange("shift", 3, input_at(0), output_at(0), x.nbytes),)
+    assert begin.instructions == (Exchange("shift", 3, input_at(0), output_at(0), x.nbytes, 4, 1),)
     finish, _, _ = made(collective.Finish(4), [x, x], name=nccl.NAME)
     assert finish.nanoseconds == 0 and finish.overwrites == ((0, 0),) and finish.instructions == (Await(output_at(0)),)
 
@@ -207,11 +207,11 @@ def test_instructions_of_ranks_can_be_moved() -> None:
         return place.behind(8)
 
     source, target = input_at(0, 8), output_at(0, 8)
-    exchange = Exchange("shift", 1, input_at(0), output_at(0), 16)
-    assert relocated(exchange, moved) == Exchange("shift", 1, source, target, 16)
+    exchange = Exchange("shift", 1, input_at(0), output_at(0), 16, 4, 2)
+    assert relocated(exchange, moved) == Exchange("shift", 1, source, target, 16, 4, 2)
     assert relocated(Await(output_at(0)), moved) == Await(target)
-    choose = Choose((Copy(output_at(0), input_at(0), 4), Clear(output_at(0), 4)))
-    assert relocated(choose, moved) == Choose((Copy(target, source, 4), Clear(target, 4)))
+    choose = Choose((Copy(output_at(0), input_at(0), 4), Clear(output_at(0), 4)), 2)
+    assert relocated(choose, moved) == Choose((Copy(target, source, 4), Clear(target, 4)), 2)
 
 
 def connected(patch: pytest.MonkeyPatch, break_it: Callable[[int, FakeNccl], None]) -> list[str]:

@@ -215,7 +215,7 @@ def test_what_is_exchanged() -> None:
     (first,) = {tuple(each.log) for each in trained(network(3, 6, 6), optim.SGD(0.1), 2, 8, 1, batch_norm="sync")}
     (other,) = {tuple(each.log) for each in trained(network(3, 6, 6), optim.SGD(0.1), 2, 8, 1)}
     sent = {channels: 2 * channels * 4 for channels in (6, 7)}
-    wanted = Counter(("all_gather", 0, nbytes, 2 * nbytes) for nbytes in (*sent.values(), *sent.values()))
+    wanted = Counter((2, "all_gather", 0, nbytes, 2 * nbytes) for nbytes in (*sent.values(), *sent.values()))
     assert Counter(first) - Counter(other) == wanted and not Counter(other) - Counter(first)
 
 
@@ -242,7 +242,7 @@ def test_recomputation_exchanges_nothing_again(budget: float) -> None:
     tight = trained(model, optim.SGD(0.1), 2, 16, batch_norm="sync", budget=budget)
     assert tight[0].allocated < free[0].allocated
     # In parts of channels there are more exchanges, of fewer bytes each.
-    sent = [sum(nbytes for _, _, nbytes, _ in each[0].log) for each in (tight, free)]
+    sent = [sum(nbytes for _, _, _, nbytes, _ in each[0].log) for each in (tight, free)]
     assert sent[0] == sent[1]
     assert_close(tight[0], free[0])
 

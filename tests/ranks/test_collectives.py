@@ -123,7 +123,7 @@ def test_shapes_that_do_not_divide(name: str) -> None:
         forward(OPS[name][0](4), TensorType(DTYPES["float32"], (6, 2)))
     with pytest.raises(fp.ModelError, match="root must be one of 4 ranks"):
         parse_op("rank_broadcast(ranks=4, root=4)")
-    with pytest.raises(fp.ModelError, match="ranks must be 1 or more"):
+    with pytest.raises(fp.ModelError, match="ranks and stride must be 1 or more"):
         parse_op("all_reduce(ranks=0)")
 
 

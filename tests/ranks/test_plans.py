@@ -98,7 +98,7 @@ def edited(path: Path, old: str, new: str) -> None:
         (r"begin_exchange\(ranks=3", "begin_exchange(ranks=2", "does not give"),
         (r'("op":"finish_exchange[^\n]*"overwrites":)\[\[0,0\]\]', r"\1[]", "does not take the place"),
         (r'"members":\[\["([^"]*)",0', r'"members":[["\1",8', "does not lie behind the tensor before it"),
-        (r'"ranks":3,"members"', '"ranks":5,"members"', "no part of one for"),
+        (r'"ranks":3,"stride":1,"members"', '"ranks":5,"stride":1,"members"', "no part of one for"),
         (r'"members":\[\["([^"]*)"', '"members":[["step"', "named 'step'"),
         (r"fill\(0.0\)\"\]", 'random_seed()"]', "is no content of"),
     ],

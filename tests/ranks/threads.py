@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
+from foreplan.runtime.ranks.world import place_in_group
 
 Result = TypeVar("Result")
 
@@ -22,6 +23,12 @@ class Meeting:
         self.barrier = threading.Barrier(size, timeout=60)
         self.given: dict[int, dict[int, Any]] = {}
         self.lock = threading.Condition()
+        self.groups: dict[tuple[int, int, int], Meeting] = {}  # by first rank, number and stride
+
+    def group(self, first: int, ranks: int, stride: int) -> Meeting:
+        """Where the ranks of a group meet."""
+        with self.lock:
+            return self.groups.setdefault((first, ranks, stride), Meeting(ranks))
 
     def give(self, call: int, rank: int, content: Any) -> None:
         """Give something for the call of that number."""
@@ -42,16 +49,27 @@ class Thread:
 
     name = "threads"
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, meeting: Meeting, rank: int, whole: Thread | None = None) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
         self.neighbours = meeting.size
         self.calls = 0
-        self.log: list[tuple[str, int, int, int]] = []  # of exchanges: kind, peer, bytes sent and received
+        # Of exchanges: how many ranks take part, kind, peer, bytes sent and received.
+        self.log: list[tuple[int, str, int, int, int]] = [] if whole is None else whole.log
+        self.groups: dict[tuple[int, int], Thread] = {}
+
+    def group(self, ranks: int, stride: int) -> Thread:
+        """Ranks that meet elsewhere."""
+        if (ranks, stride) == (self.size, 1):
+            return self
+        if (ranks, stride) not in self.groups:
+            first, number = place_in_group(self.rank, ranks, stride)
+            self.groups[ranks, stride] = Thread(self.meeting.group(first, ranks, stride), number, self)
+        return self.groups[ranks, stride]
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """Nothing moves before the wait, but in the middle of it garbage lies there."""
         call, self.calls = self.calls, self.calls + 1
-        self.log.append((kind, peer, source.size, into.size))
+        self.log.append((self.size, kind, peer, source.size, into.size))
         into.fill(0xA5)
         self.meeting.give(call, self.rank, (kind, peer, source))
         return lambda: self._finish(call, kind, peer, into)

@@ -28,7 +28,7 @@ class Trained:
 
     losses: list[float]
     stored: dict[str, np.ndarray]
-    log: list[tuple[str, int, int, int]]
+    log: list[tuple[int, str, int, int, int]]
     allocated: int
 
 
@@ -55,21 +55,25 @@ def own_part(batch: Batch, rank: int, ranks: int, accumulate: int = 1) -> Batch:
     return found
 
 
-def trained(model: Any, optimizer: Any, ranks: int, samples: int, steps: int = 3, **options: Any) -> Sequence[Trained]:
-    """What each rank comes to after some steps, each with its own part of the samples.
+def trained(
+    model: Any, optimizer: Any, ranks: int, samples: int, steps: int = 3, labels: int = 10, **options: Any
+) -> Sequence[Trained]:
+    """What each rank comes to after some steps, each with its own part of the samples, or with that of its group.
 
     Args:
         model: from a batch to a graph.
     """
-    accumulate = options.get("accumulate", 1)
+    accumulate, alike = options.get("accumulate", 1), options.get("tensor", 1)
     options = {"loss": fp.losses.cross_entropy, "target": "numpy"} | options
-    compiled = fp.compile(model(samples // ranks // accumulate), optimizer=optimizer, ranks=ranks, **options)
-    batches = batches_for(compiled, samples, steps)
+    batch = samples * alike // ranks // accumulate
+    compiled = fp.compile(model(batch), optimizer=optimizer, ranks=ranks, **options)
+    batches = batches_for(compiled, samples, steps, labels)
 
     def job(world: Thread | None) -> Trained:
         session = compiled.bind(seed=1)
         rank = 0 if world is None else world.rank
-        losses = [session.step(own_part(batch, rank, ranks, accumulate)).loss for batch in batches]
+        place = rank // alike, ranks // alike, accumulate
+        losses = [session.step(own_part(batch, *place)).loss for batch in batches]
         assert session.allocated_bytes == compiled.arena_bytes
         log = [] if world is None else list(world.log)
         return Trained(losses, dict(session.stored), log, session.allocated_bytes)

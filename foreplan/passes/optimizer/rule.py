@@ -237,3 +237,19 @@ class Elementwise(Common):
 
         changed = (site.parameter, *site.state)
         site.write(new, changed, site.parameter, site.gradient, *site.state, site.rate, *site.scalars)
+
+
+def check_by_element(rule: Rule, name: str, whole: str) -> None:
+    """Check that an optimizer's rule can update a part of a tensor by itself.
+
+    Args:
+        whole: the option under which ranks have whole tensors.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not rule.by_element:
+        raise UsageError(
+            f"{type(rule).__name__} computes with whole tensors, such as {name!r}, of which each rank would have a "
+            f"part: take {whole}, or an optimizer such as AdamW"
+        )

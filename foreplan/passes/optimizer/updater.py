@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from foreplan.graph import Builder, Fill, Kind, TensorType, Value
-from foreplan.graph.flat import Flat, Member
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Fill, Initializer, Kind, TensorType, Value
+from foreplan.graph.flat import Flat, Member, of_state
+from foreplan.graph.shard import Sharded
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
-from foreplan.ops.collective import AllReduce
+from foreplan.ops.collective import AllReduce, Group
 from foreplan.ops.expr import Arg, Const, Expr, cast, maximum, sqrt, where
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.loss_scale import LossScale, is_finite
 from foreplan.passes.optimizer.norms import sum_of_squares
 from foreplan.passes.optimizer.rows import Rows, rows_of
-from foreplan.passes.optimizer.rule import Optimizer
+from foreplan.passes.optimizer.rule import Optimizer, check_by_element
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Average, Site
 from foreplan.units import format_bytes
 
 AVERAGE = "ema"  # the name of a parameter's average, after the parameter's own
+
+
+_ALONE = Group()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What is to be updated.
+
+    Attributes:
+        parameter, gradient, home, group: see `Updater.update`.
+        square: the sum of the gradient's squares.
+    """
+
+    parameter: Value
+    gradient: Value
+    home: Value
+    group: Group
+    square: Value | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many neighbouring ranks have parts of the gradient."""
+        init = self.home.init.members[0].init if isinstance(self.home.init, Flat) else self.home.init
+        return self.group.ranks * (init.shard.ranks if isinstance(init, Sharded) else 1)
 
 
 class Updater:
@@ -28,7 +56,6 @@ class Updater:
         optimizer: Optimizer,
         micro_batches: Value | None = None,
         scale: LossScale | None = None,
-        ranks: int = 1,
     ) -> None:
         """
         Args:
@@ -37,13 +64,10 @@ class Updater:
             micro_batches: a float32 scalar: how many gradients each one given is the sum of. It is then an ACCUMULATOR,
                 which the update divides by their number and clears.
             scale: the factor by which gradients are too large; if one of them is not finite, nothing is updated.
-            ranks: each has one part of every parameter and gradient.
         """
-        self.b, self.optimizer, self.count, self.scale, self.ranks = b, optimizer, micro_batches, scale, ranks
+        self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
         self.updates: dict[Value, Value] = {}
-        # Parameters, gradients and homes, until all gradients' norm is known.
-        self.waiting: list[tuple[Value, Value, Value]] = []
-        self.squares: list[Value] = []
+        self.waiting: list[_Waiting] = []  # until all gradients' norm is known
         self.seen: list[str] = []
         self.step = b.store("step", TensorType(INT64, ()), Kind.STATE, Fill(0))
         self.products = tuple(
@@ -75,30 +99,31 @@ class Updater:
         self.share = found.get("ema_share")
         self.updates |= {value: found[f"{value.name}/next"] for value in self.products}
 
-    def update(self, parameter: Value, gradient: Value, home: Value | None = None) -> None:
+    def update(self, parameter: Value, gradient: Value, home: Value | None = None, group: Group = _ALONE) -> None:
         """Add the update of one parameter, or keep it for the end if it needs a number of all gradients.
 
         Args:
             home: the stored value of which `parameter` is this rank's part; None: the parameter itself.
+            group: the ranks that have the other parts.
         """
         home = parameter if home is None else home
         self.seen += [member.name for member in home.init.members] if isinstance(home.init, Flat) else [home.name]
         if self.optimizer.clip_norm is None and self.scale is None:
-            self._update(parameter, gradient, home)
+            self._update(_Waiting(parameter, gradient, home, group))
         else:
-            self.waiting.append((parameter, gradient, home))
-            self.squares.append(sum_of_squares(self.b, gradient))
+            self.waiting.append(_Waiting(parameter, gradient, home, group, sum_of_squares(self.b, gradient)))
 
-    def _update(
-        self, parameter: Value, gradient: Value, home: Value, factor: Value | None = None, ok: Value | None = None
-    ) -> None:
+    def _update(self, given: _Waiting, factor: Value | None = None, ok: Value | None = None) -> None:
+        parameter, gradient, home = given.parameter, given.gradient, given.home
         named: Value | Member = home.init.members[0] if isinstance(home.init, Flat) else home  # all have one rule
         rule, rate_factor = self.optimizer.for_parameter(named.name, named.type)
-        state = tuple(self._state(home, each.name, each.type, each.first) for each in rule.kept(parameter.type))
+        if isinstance(home.init, Sharded):
+            check_by_element(rule, home.name, "tensor=1")
+        state = tuple(self._state(given, each.name, each.type, each.first) for each in rule.kept(parameter.type))
         average = None
         if self.share is not None:
             wide = parameter.type.with_dtype(parameter.dtype.wide)
-            average = Average(self._state(home, AVERAGE, wide), self.share)
+            average = Average(self._state(given, AVERAGE, wide), self.share)
         rows = rows_of(self.b, gradient)
         site = Site(
             self.b,
@@ -129,9 +154,13 @@ class Updater:
         whole = any(each is not None for each in shared) or parameter.dtype.is_narrow
         return bool(rows) and not whole and sum(each.values.type.size for each in rows) <= parameter.type.size
 
-    def _state(self, home: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
-        flat = home.init.of_state(name, first, self.ranks) if isinstance(home.init, Flat) else Fill(first)
-        return self.b.store(f"{home.name}/{name}", type, Kind.STATE, flat)
+    def _state(self, given: _Waiting, name: str, type: TensorType, first: float = 0.0) -> Value:
+        init, group = given.home.init, given.group
+        if isinstance(init, Flat):
+            kept: Initializer = init.of_state(name, first, group.ranks, group.stride if group.ranks > 1 else 1)
+        else:
+            kept = of_state(init, type.dtype, first)
+        return self.b.store(f"{given.home.name}/{name}", type, Kind.STATE, kept)
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait.
@@ -144,9 +173,9 @@ class Updater:
             b, total = self.b, self._sum_of_all_squares()
             factor = self._factor(total)
             ok = None if self.scale is None else is_finite(b, total)
-            for parameter, gradient, home in self.waiting:
-                b.scope = f"{home.name}/"
-                self._update(parameter, gradient, home, factor, ok)
+            for each in self.waiting:
+                b.scope = f"{each.home.name}/"
+                self._update(each, factor, ok)
             b.scope = ""
             if self.scale is not None and ok is not None:
                 self.updates |= self.scale.updates(b, ok)
@@ -156,19 +185,27 @@ class Updater:
         return self.updates
 
     def _sum_of_all_squares(self) -> Value:
-        """Of the gradients that wait."""
-        total = self.squares[0]
-        for square in self.squares[1:]:
-            total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
-        if self.ranks > 1:
-            total = self.b.apply(AllReduce(self.ranks), total, name="square_sum")
-        nbytes = sum(gradient.type.nbytes for _, gradient, _ in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
+        """Of the gradients that wait, and of their parts on other ranks."""
+        totals: dict[int, Value] = {}  # by the number of ranks that have parts
+        for each in self.waiting:
+            assert each.square is not None
+            before = totals.get(each.ranks)
+            totals[each.ranks] = each.square if before is None else self._sum(before, each.square)
+        parts = [self.b.apply(AllReduce(n), x, name="square_sum") if n > 1 else x for n, x in totals.items()]
+        total = parts[0]
+        for part in parts[1:]:
+            total = self._sum(total, part)
+        gradients = [each.gradient for each in self.waiting]
+        nbytes = sum(gradient.type.nbytes for gradient in gradients if gradient.kind is not Kind.ACCUMULATOR)
         if nbytes:
             why, known = "clipping by global norm", "their norm is known"
             if self.scale is not None:
                 why, known = "loss scaling", "it is known that they are finite"
             self.b.note(f"{why}: all gradients, {format_bytes(nbytes)}, are alive until {known}")
         return total
+
+    def _sum(self, one: Value, other: Value) -> Value:
+        return elementwise(self.b, lambda x, y: x + y, one, other, name="square_sum")
 
     def _factor(self, total: Value) -> Value:
         """The factor of gradients: min(1, clip_norm / ‖g‖), divided by their scale if they have one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreplan.graph import Builder, DType, Kind, Value
 from foreplan.graph.flat import laid_out
-from foreplan.ops.collective import AllReduce
+from foreplan.ops.collective import AllReduce, Group
 from foreplan.ops.map import elementwise_many
 from foreplan.passes.autodiff import Consume, Consumer
 from foreplan.passes.optimizer.site import zero
@@ -29,24 +29,29 @@ class _Buckets:
     def __init__(self, b: Builder, inner: Consumer, ranks: Ranks) -> None:
         self.b, self.inner, self.ranks = b, inner, ranks
         self.full = ranks.bucket(value for value in b.stored if value.kind is Kind.PARAMETER)
-        self.open: dict[DType, list[Summand]] = {}
+        self.open: dict[tuple[DType, Group], list[Summand]] = {}
         self.updates: dict[Value, Value] = {}
 
     def update(self, parameter: Value, gradient: Value) -> None:
-        """Put a gradient into a bucket; exchange this if it is full."""
-        bucket = self.open.setdefault(gradient.dtype, [])
+        """Put a gradient into a bucket; exchange this if it is full. What no other rank has is used at once."""
+        key = (gradient.dtype, self.ranks.with_other_samples(parameter))
+        if key[1].ranks == 1:
+            self.inner.update(parameter, gradient)
+            self.updates |= cleared(self.b, gradient)
+            return
+        bucket = self.open.setdefault(key, [])
         bucket.append((parameter, gradient))
         if sum(gradient.type.nbytes for _, gradient in bucket) >= self.full:
-            self.exchange(self.open.pop(gradient.dtype))
+            self.exchange(key[1], self.open.pop(key))
 
-    def exchange(self, bucket: list[Summand]) -> None:
+    def exchange(self, group: Group, bucket: list[Summand]) -> None:
         """Sum up over the ranks, and let each gradient be used."""
         b, scope = self.b, self.b.scope
         b.scope = ""
         gradients = [gradient for _, gradient in bucket]
-        starts, size = laid_out([gradient.type for gradient in gradients], self.ranks.count)
+        starts, size = laid_out([gradient.type for gradient in gradients], group.ranks)
         row = joined(b, gradients, starts, size)
-        total = b.apply(AllReduce(self.ranks.count), row, name="gradients")
+        total = b.apply(group.op(AllReduce), row, name="gradients")
         for (parameter, gradient), start in zip(bucket, starts):
             b.scope = f"{parameter.name}/"
             self.inner.update(parameter, taken(b, total, start, gradient.type))
@@ -56,7 +61,8 @@ class _Buckets:
     def finish(self) -> dict[Value, Value]:
         """Exchange what is left; every stored value's content for the next step."""
         while self.open:
-            self.exchange(self.open.pop(next(iter(self.open))))
+            key = next(iter(self.open))
+            self.exchange(key[1], self.open.pop(key))
         return self.updates | self.inner.finish()
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foreplan.errors import UsageError
 from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat, Member, laid_out
+from foreplan.ops.collective import Group
 from foreplan.ops.map import Map
 from foreplan.passes.autodiff import differentiate
-from foreplan.passes.optimizer.rule import Optimizer
+from foreplan.passes.optimizer.rule import Optimizer, check_by_element
 from foreplan.passes.ranks.setting import Ranks
 
 
@@ -24,6 +24,7 @@ class Bucket:
         members: their places in the row.
         size: elements of the row.
         home: the stored value: the row, or this rank's part of it.
+        group: the ranks that have parts of the row, or of what belongs to it.
         copies: of each weight, the narrow copy through which alone the forward pass reads it, so that this is gathered;
             none: weights are read themselves.
     """
@@ -32,6 +33,7 @@ class Bucket:
     members: tuple[Member, ...]
     size: int
     home: Value
+    group: Group
     copies: tuple[Value, ...] = ()
 
 
@@ -54,7 +56,7 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
             key = value.dtype
         else:
             continue
-        key = (key, copies[value].dtype if value in copies else None)
+        key = (key, copies[value].dtype if value in copies else None, ranks.with_other_samples(value))
         group = groups.setdefault(key, [])
         group.append(value)
         if sum(each.type.nbytes for each in group) >= full:
@@ -83,25 +85,23 @@ def _narrow_copies(graph: Graph) -> dict[Value, Value]:
 
 def _rule(value: Value, optimizer: Optimizer) -> tuple[Any, float]:
     rule, factor = optimizer.for_parameter(value.name, value.type)
-    if not rule.by_element:
-        raise UsageError(
-            f"shard: {type(rule).__name__} computes with whole tensors, such as {value.name!r}, of which each rank "
-            "would have a part: take shard='none', or an optimizer such as AdamW"
-        )
+    check_by_element(rule, value.name, "shard='none'")
     return rule, factor
 
 
 def _bucket(number: int, weights: list[Value], ranks: Ranks, copies: Mapping[Value, Value]) -> Bucket:
-    starts, size = laid_out([value.type for value in weights], ranks.count)
+    group = ranks.with_other_samples(weights[0])
+    starts, size = laid_out([value.type for value in weights], group.ranks)
     members = tuple(
         Member(value.name, start, value.type, value.init, value.why)
         for value, start in zip(weights, starts)
         if value.init is not None
     )
-    parts = ranks.count if ranks.shard == "parameters" else 1
-    type = TensorType(weights[0].dtype, (size // parts,))
-    home = Value(f"bucket{number}", type, weights[0].kind, Flat(members, parts))
-    return Bucket(tuple(weights), members, size, home, tuple(copies[value] for value in weights if value in copies))
+    parts = group if ranks.shard == "parameters" and group.ranks > 1 else Group()
+    type = TensorType(weights[0].dtype, (size // parts.ranks,))
+    home = Value(f"bucket{number}", type, weights[0].kind, Flat(members, parts.ranks, parts.stride))
+    narrow = tuple(copies[value] for value in weights if value in copies)
+    return Bucket(tuple(weights), members, size, home, group, narrow)
 
 
 def keep(b: Builder, values: Iterable[Value]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foreplan.graph import Value
+from foreplan.graph.shard import Sharded
+from foreplan.ops.collective import Group
 
 # Bytes of gradients that are exchanged together: at most as PyTorch's DistributedDataParallel has it. Two buckets are
 # under way at a time, and what arrives of them, so that of a small model a bucket is an eighth.
@@ -21,10 +23,20 @@ class Ranks:
         shard: what is spread over ranks, each holding one part of it (Rajbhandari et al., "ZeRO: Memory Optimizations
             Toward Training Trillion Parameter Models", SC 2020): none; the optimizer's state; gradients, too; and
             parameters, too.
+        tensor: so many neighbours take the same samples, and each computes a part of the products.
     """
 
     count: int = 1
     shard: str = "none"
+    tensor: int = 1
+
+    def with_other_samples(self, weight: Value) -> Group:
+        """The ranks whose gradients of a weight are summed: of one that is cut, those that have the same part of it. Of
+        another, all: those that take the same samples have summands of its gradient.
+        """
+        if isinstance(weight.init, Sharded):
+            return Group(self.count // self.tensor, self.tensor)
+        return Group(self.count)
 
     @staticmethod
     def bucket(weights: Iterable[Value]) -> int:

@@ -46,7 +46,7 @@ class Sharding:
 
     def updating(self, b: Builder, scale: object, micro_batches: Value | None) -> Consumer:
         """What updates this rank's part of each bucket, and gathers the whole where every rank has it."""
-        updater = Updater(b, self.optimizer, micro_batches, scale, self.ranks.count)  # type: ignore[arg-type]
+        updater = Updater(b, self.optimizer, micro_batches, scale)  # type: ignore[arg-type]
         return _Owner(b, updater, self)
 
     def with_homes(self, graph: Graph, forward: Collection[Node]) -> Graph:
@@ -64,7 +64,7 @@ class _Parts:
     """Collects the gradients of each bucket; when they are all there, every rank gets its part of their sums."""
 
     def __init__(self, b: Builder, inner: Consumer, sharding: Sharding) -> None:
-        self.b, self.inner, self.ranks = b, inner, sharding.ranks.count
+        self.b, self.inner = b, inner
         self.bucket_of = {value: bucket for bucket in sharding.buckets for value in bucket.weights}
         self.gradients: dict[Value, Value] = {}
         self.updates: dict[Value, Value] = {}
@@ -79,7 +79,9 @@ class _Parts:
         keep(b, [bucket.home])
         gradients = [self.gradients.pop(value) for value in bucket.weights]
         row = joined(b, gradients, [each.start for each in bucket.members], bucket.size)
-        self.inner.update(bucket.home, b.apply(ReduceScatter(self.ranks), row, name="gradients"))
+        if bucket.group.ranks > 1:
+            row = b.apply(bucket.group.op(ReduceScatter), row, name="gradients")
+        self.inner.update(bucket.home, row)
         for each in gradients:
             self.updates |= cleared(b, each)
         b.scope = scope
@@ -93,22 +95,23 @@ class _Owner:
     """Lets an optimizer update this rank's part of each bucket."""
 
     def __init__(self, b: Builder, updater: Updater, sharding: Sharding) -> None:
-        self.b, self.updater, self.sharding = b, updater, sharding
+        self.b, self.updater, self.gathers = b, updater, sharding.gathers
+        self.groups = {bucket.home: bucket.group for bucket in sharding.buckets}
         self.parts: dict[Value, Value] = {}  # by whole bucket, this rank's part
 
     def update(self, home: Value, gradient: Value) -> None:
         """Update a part."""
-        part = home
-        if not self.sharding.gathers:
-            part = self.parts[home] = self.b.apply(OwnPart(self.sharding.ranks.count), home, name="own_part")
-        self.updater.update(part, gradient, home)
+        part, group = home, self.groups[home]
+        if not self.gathers and group.ranks > 1:
+            part = self.parts[home] = self.b.apply(group.op(OwnPart), home, name="own_part")
+        self.updater.update(part, gradient, home, group)
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step: whole buckets are gathered."""
         updates, b = dict(self.updater.finish()), self.b
         for home, part in self.parts.items():
             b.scope = f"{home.name}/"
-            updates[home] = b.apply(AllGather(self.sharding.ranks.count), updates.pop(part), name="next")
+            updates[home] = b.apply(self.groups[home].op(AllGather), updates.pop(part), name="next")
         b.scope = ""
         return updates
 
@@ -173,8 +176,9 @@ class _Homes:
         if (bucket, late) not in self.rows:
             b = self.b
             b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION
-            op = AllGather(self.sharding.ranks.count, int(late))
-            part = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
-            self.rows[bucket, late] = b.apply(op, part, name="again" if late else "whole")
+            row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
+            if bucket.group.ranks > 1:
+                row = b.apply(bucket.group.op(AllGather, time=int(late)), row, name="again" if late else "whole")
+            self.rows[bucket, late] = row
             b.scope = ""
         return self.rows[bucket, late]

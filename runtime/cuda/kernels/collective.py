@@ -11,7 +11,9 @@ from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.ops.collective import Begin, Finish, OnlyOn, OwnPart
+from foreplan.ops.local_index import LocalIndex
 from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.kernels.map import broadcast, map_launches
 from foreplan.runtime.cuda.launch import (
     Arithmetic,
     Await,
@@ -53,7 +55,7 @@ def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     assert isinstance(op, Begin)
     if not x.is_dense:
         raise Refused(f"{x} has gaps")
-    call = Exchange(op.kind, op.peer, input_at(0), output_at(0), x.type.nbytes)
+    call = Exchange(op.kind, op.peer, input_at(0), output_at(0), x.type.nbytes, op.ranks, op.stride)
     return LaunchKernel((call,) if x.type.size else ())
 
 
@@ -61,7 +63,19 @@ def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     """A copy, from further behind the higher the rank is."""
     assert isinstance(op, OwnPart)
     nbytes = outputs[0].type.nbytes
-    return LaunchKernel((Choose(tuple(Copy(output_at(0), input_at(0, r * nbytes), nbytes) for r in range(op.ranks))),))
+    choices = tuple(Copy(output_at(0), input_at(0, r * nbytes), nbytes) for r in range(op.ranks))
+    return LaunchKernel((Choose(choices, op.stride),))
+
+
+def local_index(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """A map, for each rank another one."""
+    assert isinstance(op, LocalIndex)
+    (x,), (y,) = inputs, outputs
+    if not y.type.size:
+        return LaunchKernel(())
+    tensors = [broadcast(input_at(0), x, y.shape)], [broadcast(output_at(0), y, y.shape)]
+    launches = [map_launches([op.of_rank(rank)], y.shape, *tensors) for rank in range(op.ranks)]
+    return LaunchKernel((Choose(tuple(each for (each,) in launches), op.stride),))
 
 
 def only_on(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -70,4 +84,4 @@ def only_on(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     (x,), (y,) = inputs, outputs
     copy, zeros = Copy(output_at(0), input_at(0), y.type.nbytes), Clear(output_at(0), y.type.nbytes)
     choices = tuple(copy if rank == op.root else zeros for rank in range(op.ranks))
-    return LaunchKernel((Choose(choices),), overwrites=((0, 0),) if lie_alike(x, y) else ())
+    return LaunchKernel((Choose(choices, op.stride),), overwrites=((0, 0),) if lie_alike(x, y) else ())

@@ -1,0 +1,143 @@
+"""Products of weights → products of parts of them, one part on each rank of a group, and sums over the group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.errors import UsageError
+from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph.init import RandomSeed
+from foreplan.graph.shard import Shard, Sharded
+from foreplan.ops.collective import OwnPart
+from foreplan.ops.random import Random
+from foreplan.ops.shape import reshape, transpose
+from foreplan.passes.tensor.regions import Found, Region, regions_of
+
+
+def split_products(graph: Graph, ranks: int) -> Graph:
+    """The forward graph of one rank of a group that computes together.
+
+    Each keeps a part of the weights that regions (see `regions_of`) read, and computes with it; the rest is as it was,
+    and the same on all ranks of a group. Sums of what ranks have are `all_reduce`, whose derivative brings together
+    cotangents in the same way, so that nothing else is exchanged.
+
+    Raises:
+        UsageError: nothing can be computed in parts; says why.
+    """
+    found = regions_of(graph, ranks)
+    if not found.regions:
+        name, why = next(iter(found.whole.items()), ("", "there is no product with a weight"))
+        where = f": {name!r} stays whole, since {why}" if name else f": {why}"
+        raise UsageError(f"tensor={ranks}: nothing of {graph.name!r} can be computed in parts{where}")
+    return _Rewrite(graph, ranks, found).run()
+
+
+class _Rewrite:
+    """One graph, with local types in its regions."""
+
+    def __init__(self, graph: Graph, ranks: int, found: Found) -> None:
+        self.graph, self.ranks, self.found = graph, ranks, found
+        self.region_of = {node: region for region in found.regions for node in region.nodes}
+        self.b = b = Builder(graph.name)
+        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
+        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one
+        self.own: dict[tuple[Value, Shard], Value] = {}
+        self.drawn: dict[Value, Value] = {}  # by random state, that of ranks which draw their own
+
+    def run(self) -> Graph:
+        """The graph."""
+        graph, b = self.graph, self.b
+        b.stored = [self.stored(value) for value in graph.stored]
+        for node in graph.nodes:
+            b.source, b.scope = node.source, ""
+            region = self.region_of.get(node)
+            if region is None:
+                inputs = tuple(self.now.get(x, x) for x in node.inputs)
+                b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
+            else:
+                self.cut(node, region)
+        now = self.now
+        updates = {now.get(old, old): now.get(new, new) for old, new in graph.updates.items()}
+        updates |= {self.drawn[old]: self.moved_on(old) for old in self.drawn}
+        b.notes.append(_note(self.found, self.ranks))
+        outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
+        return b.finish(outputs, updates, None if graph.loss is None else now.get(graph.loss, graph.loss))
+
+    def stored(self, value: Value) -> Value:
+        """What a rank stores in the place of a value."""
+        shard = next((region.parts[value] for region in self.found.regions if value in region.parts), None)
+        if shard is not None:
+            assert value.init is not None
+            kept = replace(value, type=shard.of(value.type), init=Sharded(shard, value.type, value.init))
+        elif isinstance(value.init, RandomSeed):
+            kept = replace(value, init=RandomSeed(self.ranks))
+        else:
+            return value
+        self.now[value] = kept
+        return kept
+
+    def cut(self, node: Node, region: Region) -> None:
+        """A node of a region, on this rank's parts."""
+        b, shards = self.b, region.nodes[node]
+        inputs = tuple(self.input(x, region) for x in node.inputs)
+        if isinstance(node.op, Random):
+            inputs = tuple(self.state_of_rank(x) for x in node.inputs)
+        if shards.close is None:
+            outputs = tuple(
+                y if shard is None else replace(y, type=shard.of(y.type))
+                for y, shard in zip(node.outputs, shards.outputs)
+            )
+            self.now.update(zip(node.outputs, outputs))
+            b.append(Node(shards.op, inputs, outputs, node.name, node.source))
+            return
+        b.scope = f"{node.name}/"
+        self.now.update(zip(node.outputs, shards.close(b, self.ranks, node, inputs), strict=True))
+
+    def input(self, value: Value, region: Region) -> Value:
+        """What a node of a region reads in the place of a value."""
+        shard = region.own.get(value)
+        if shard is None:
+            return self.now.get(value, value)
+        if (value, shard) not in self.own:
+            self.own[value, shard] = self.part_of(value, shard)
+        return self.own[value, shard]
+
+    def part_of(self, value: Value, shard: Shard) -> Value:
+        """This rank's part of what every rank has; of a constant, no other is kept."""
+        b, shape, axis = self.b, value.shape, shard.axis
+        if value.kind is Kind.CONSTANT and value.init is not None:
+            kept = Sharded(shard, value.type, value.init)
+            return b.store(f"{value.name}/part", shard.of(value.type), Kind.CONSTANT, kept)
+        extent = shape[axis] // shard.blocks // shard.ranks
+        apart = reshape(b, value, (*shape[:axis], shard.blocks, shard.ranks, extent, *shape[axis + 1 :]))
+        others = [i for i in range(len(apart.shape)) if i != axis + 1]
+        first = b.apply(OwnPart(shard.ranks), transpose(b, apart, (axis + 1, *others)), name="own_part")
+        return reshape(b, first, shard.of(value.type).shape)
+
+    def state_of_rank(self, state: Value) -> Value:
+        """The random state from which each rank draws its own numbers."""
+        if state not in self.drawn:
+            b = self.b
+            b.scope = ""
+            self.drawn[state] = b.store(f"{state.name}/of_rank", state.type, Kind.STATE, RandomSeed())
+        return self.drawn[state]
+
+    def moved_on(self, state: Value) -> Value:
+        """The content of a rank's own random state in the next step, which is made as that of the common one is."""
+        new = self.graph.updates[state]
+        node = next(node for node in self.graph.nodes if new in node.outputs)
+        inputs = [self.drawn.get(x, x) for x in node.inputs]
+        self.b.scope = ""
+        return self.b.node(node.op, *inputs, name=f"{node.name}/of_rank")[node.outputs.index(new)]
+
+
+def _note(found: Found, ranks: int) -> str:
+    """What is computed in parts, and what is not."""
+    count, whole = found.products - len(found.whole), found.whole
+    text = f"tensor={ranks}: {count} of {found.products} products with weights are computed in parts"
+    if whole:
+        name, why = next(iter(whole.items()))
+        more = f", and {len(whole) - 1} more," if len(whole) > 1 else ""
+        text += f"; every rank computes {name!r}{more} whole: {why}"
+    return text

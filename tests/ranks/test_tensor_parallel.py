@@ -1,0 +1,154 @@
+"""Groups of ranks that compute parts of products train as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan import optim
+from foreplan.frontend import Tensor, nn
+from foreplan.graph import Fill, Graph, parse_graph
+from foreplan.graph.text import print_graph
+from foreplan.ops.collective import AllReduce
+from foreplan.options import Options
+from foreplan.step_graphs import graphs_of_step
+from tests.ranks.threads import run
+from tests.ranks.training import assert_close, assert_same, trained
+
+SHARDS = ["none", "state", "gradients", "parameters"]
+TEXTS = {
+    "gpt": "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60",
+    "gpt of a vocabulary that is odd": "gpt2_small:layers=1,width=32,heads=4,seq=8,vocabulary=61",
+    "llama": "llama:layers=2,width=32,heads=8,kv_heads=4,features=48,seq=8,vocabulary=60,tied=False",
+    "tied llama": "llama:layers=2,width=32,heads=4,kv_heads=4,features=48,seq=8,vocabulary=60",
+    "bert": "bert_base:layers=2,width=32,heads=4,seq=8,vocabulary=60",
+    "t5": "t5_small:layers=1,width=32,heads=4,depth=8,features=48,seq=8,decoder_seq=6,vocabulary=60",
+    "vit": "vit_b16:layers=2,width=32,heads=4,size=32,patch=8,classes=20",
+}
+LABELS = 2  # BERT has two segments
+
+
+def model(name: str) -> Callable[[int], Graph]:
+    """From a batch to a graph."""
+    return lambda batch: fp.models.build(f"{TEXTS[name]},batch={batch}")
+
+
+@pytest.mark.parametrize("shard", ["none", "parameters"])
+@pytest.mark.parametrize(("ranks", "tensor"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("name", TEXTS)
+def test_groups_train_as_one_process(name: str, ranks: int, tensor: int, shard: str) -> None:
+    """Not by Adam: the gradient of a key's bias is zero but for rounding, of which Adam takes the sign."""
+    (alone,) = trained(model(name), optim.Momentum(0.2), 1, 8, labels=LABELS)
+    found = trained(model(name), optim.Momentum(0.2), ranks, 8, labels=LABELS, tensor=tensor, shard=shard)
+    assert_close(found[0], alone)
+    for each in found[1:]:
+        assert_same(each, found[0])
+        assert each.log == found[0].log, "ranks make the same exchanges in the same order"
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "clipped": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
+    "averages": optim.Adam(optim.cosine(0.01, steps=10), ema=0.9),
+    "momentum": optim.Momentum(0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("shard", SHARDS)
+def test_optimizers(name: str, accumulate: int, shard: str) -> None:
+    (alone,) = trained(model("llama"), OPTIMIZERS[name], 1, 8)
+    options = {"tensor": 2, "shard": shard, "accumulate": accumulate}
+    found = trained(model("llama"), OPTIMIZERS[name], 4, 8, **options)
+    assert_close(found[0], alone)
+    assert_same(found[3], found[0])
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_precision(precision: str, target: str) -> None:
+    (alone,) = trained(model("gpt"), optim.AdamW(0.001), 1, 8, precision=precision, target=target)
+    found = trained(model("gpt"), optim.AdamW(0.001), 2, 8, precision=precision, target=target, tensor=2)
+    np.testing.assert_allclose(found[0].losses, alone.losses, rtol=2e-3)
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("target", ["cpu:threads=1"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert"])
+def test_the_cpu(name: str, target: str) -> None:
+    (alone,) = trained(model(name), optim.Momentum(0.2), 1, 8, labels=LABELS, target=target)
+    found = trained(model(name), optim.Momentum(0.2), 4, 8, labels=LABELS, target=target, tensor=2, shard="state")
+    assert_close(found[0], alone)
+
+
+def sums(name: str, tensor: int) -> list[int]:
+    """Bytes of each sum over a group, in the graph of a step."""
+    options = Options(fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=tensor, tensor=tensor)
+    step, _ = graphs_of_step(model(name)(2), options)
+    assert parse_graph(print_graph(step)) is not None
+    nodes = [node for node in step.nodes if isinstance(node.op, AllReduce)]
+    return [node.outputs[0].type.nbytes for node in nodes if not node.name.startswith(("gradients", "mean_of"))]
+
+
+def test_what_is_summed() -> None:
+    """As in Megatron-LM: what each half of a block makes, forward and back, and what the table of embeddings does; then
+    the target's logit of each token.
+    """
+    activation = 2 * 8 * 32 * 4
+    layers = 2
+    assert sorted(sums("llama", 2)) == sorted([activation] * 2 * (2 * layers + 1) + [2 * 8 * 4] * 2)
+
+
+def test_what_each_rank_holds() -> None:
+    """A half of each matrix, and of what is kept of it; vectors whole."""
+    build = model("llama")
+
+    def kept(kind: str, **options: Any) -> int:
+        step = fp.compile(build(2), fp.losses.cross_entropy, optim.Momentum(0.1), target="numpy", **options)
+        return sum(slot.operand.type.nbytes for slot in step.program.stored if slot.kind == kind and slot.name != "step")
+
+    types = [value.type for value in build(2).stored if value.kind == "parameter"]
+    vectors = sum(type.nbytes for type in types if type.rank == 1)
+    matrices = sum(type.nbytes for type in types if type.rank > 1)
+    for kind in ("parameter", "state"):
+        assert kept(kind) == vectors + matrices
+        assert kept(kind, ranks=2, tensor=2) == vectors + matrices // 2
+
+
+def test_masks_are_alike_where_ranks_compute_the_same() -> None:
+    """Residual dropout has the same masks in a group as in one process; other groups have others."""
+    text = "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60,dropout=0.3"
+
+    def build(batch: int) -> Graph:
+        return fp.models.build(f"{text},batch={batch}")
+
+    (alone,) = trained(build, optim.SGD(0.1), 1, 4)
+    assert_close(trained(build, optim.SGD(0.1), 2, 4, tensor=2)[0], alone)
+    assert trained(build, optim.SGD(0.1), 4, 8, tensor=2)[0].losses != trained(build, optim.SGD(0.1), 1, 8)[0].losses
+
+
+def test_masks_differ_where_ranks_compute_parts() -> None:
+    """Ones through a dense layer of ones: the result is the number of units that are kept. Two ranks with one mask would
+    keep an even number.
+    """
+
+    ones = Fill(1.0)
+
+    def units(x: Tensor) -> dict[str, Tensor]:
+        hidden = nn.dropout(nn.linear(x, 64, name="up", weight_init=ones, bias=False), 0.5)
+        return {"kept": nn.linear(hidden, 1, name="down", weight_init=ones, bias=False)}
+
+    graph = fp.trace(units, fp.spec((1, 1), "float32"))
+    step = fp.compile(graph, fp.losses.mse, optim.SGD(0.0), target="numpy", ranks=2, tensor=2)
+    def job(world: Any) -> list[float]:
+        session = step.bind(seed=1)
+        batch = {"x": np.ones((1, 1), np.float32), "target": np.zeros((1, 1), np.float32)}
+        return [session.step(batch).loss for _ in range(12)]
+
+    squares, others = run(2, job)
+    counts = [np.sqrt(square) / 2 for square in squares]  # what is kept is doubled
+    assert squares == others and {round(count) % 2 for count in counts} == {0, 1}, counts
