@@ -149,8 +149,9 @@ def _headline(figures: dict[str, Any]) -> str:
 def _exchanges(figures: dict[str, Any]) -> str:
     """What a rank sends, and how long that takes."""
     took, step = (format_seconds(figures[name]) for name in ("exchange_seconds", "predicted_seconds"))
+    groups = f" in groups of {figures['tensor']}" if figures["tensor"] > 1 else ""
     return (
-        f"one of {figures['ranks']:,} ranks; in a step each sends {format_bytes(figures['sent_bytes'])} in "
+        f"one of {figures['ranks']:,} ranks{groups}; in a step each sends {format_bytes(figures['sent_bytes'])} in "
         f"{figures['exchanges']:,} exchanges, predicted {took} of {step}, partly beside computing"
     )
 

@@ -118,7 +118,7 @@ def train(
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
     check_ranks(model, compiled, world)
     samples, batch = samples_in(compiled.program, arrays, data)
-    size = batch * compiled.accumulate * world.size
+    size = batch * compiled.accumulate * (world.size // compiled.program.alike)
     if samples < size:
         raise UsageError(f"{data!r} has {samples} samples, and a step {_takes(compiled, batch, world, samples)}")
     quiet = as_json or world.rank > 0
@@ -177,11 +177,13 @@ def _say_what_is_left_out(samples: int, size: int, validation: Validation | None
 
 def _takes(compiled: Compiled, batch: int, world: World, samples: int) -> str:
     """How many samples a step takes, and what to do where these are too many, for people."""
-    size = batch * compiled.accumulate * world.size
-    of_ranks = f" ({size // world.size} on each of {world.size} ranks)" if world.size > 1 else ""
-    if samples < world.size:
-        return f"takes {size}{of_ranks}: there are more ranks than samples; start {samples} or fewer"
-    least = samples // world.size
+    alike = compiled.program.alike
+    shares, whom = world.size // alike, "ranks" if alike == 1 else f"groups of {alike} ranks"
+    size = batch * compiled.accumulate * shares
+    of_ranks = f" ({size // shares} on each of {shares} {whom})" if shares > 1 else ""
+    if samples < shares:
+        return f"takes {size}{of_ranks}: there are more {whom} than samples; start {samples} or fewer"
+    least = samples // shares
     advice = f"--batch {least} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
     return f"takes {size}{of_ranks}: give {advice}"
 

@@ -197,7 +197,7 @@ class Run:
     def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
         program, accumulate = self.compiled.program, self.compiled.accumulate
         for number in range(self.first // self.per_epoch, math.ceil(self.last / self.per_epoch)):
-            place = self.world.rank, self.world.size
+            place = self.world.rank // program.alike, self.world.size // program.alike
             of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate, place)
             for i, inputs in enumerate(of_epoch, number * self.per_epoch):
                 if self.first <= i < self.last:

@@ -81,6 +81,7 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
     from foreplan.graph.flat import Flat
+    from foreplan.graph.shard import Sharded
 
     arrays = read_arrays(path)
     whole = _compiled(model, settings, metrics)
@@ -96,7 +97,7 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
         )
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
-    if any(isinstance(slot.init, Flat) for slot in training.program.stored):
+    if any(isinstance(slot.init, Flat | Sharded) for slot in training.program.stored):
         sessions = {size: part.bind() for size, part in zip(taken, parts)}
         return Validation(sessions, arrays, sizes, left_out, copied=training)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}

@@ -25,11 +25,14 @@ def steps(
     read: Path | None = None,
     write: Path | None = None,
     dropout: float = 0.0,
+    tensor: int = 1,
 ) -> list[tuple[list[float], dict[str, np.ndarray]]]:
     """Losses of some steps, and what was stored then, of each rank, from a checkpoint on and to one."""
-    text = f"gpt2_small:layers=1,width=24,heads=2,seq=6,vocabulary=37,dropout={dropout},batch={SAMPLES // ranks}"
+    text = f"gpt2_small:layers=1,width=24,heads=2,seq=6,vocabulary=38,dropout={dropout}"
+    text += f",batch={SAMPLES * tensor // ranks}"
     model, loss = fp.models.build(text), fp.losses.cross_entropy
-    step = fp.compile(model, loss, optim.AdamW(0.01, ema=0.9), target="numpy", ranks=ranks, shard=shard)
+    options: Any = {"target": "numpy", "ranks": ranks, "shard": shard, "tensor": tensor}
+    step = fp.compile(model, loss, optim.AdamW(0.01, ema=0.9), **options)
     batches = batches_for(step, SAMPLES, last)[first:]
 
     def job(world: Thread | None) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -38,7 +41,8 @@ def steps(
             session.load(read)
         assert session.steps_done == first
         rank = 0 if world is None else world.rank
-        losses: list[Any] = [session.step(own_part(batch, rank, ranks)).loss for batch in batches]
+        place = rank // tensor, ranks // tensor
+        losses: list[Any] = [session.step(own_part(batch, *place)).loss for batch in batches]
         if write is not None:
             session.save(write)
         return losses, dict(session.stored)
@@ -46,13 +50,17 @@ def steps(
     return [job(None)] if ranks == 1 else run(ranks, job)
 
 
-@pytest.mark.parametrize(("ranks", "shard"), [(2, "none"), (2, "state"), (3, "parameters"), (4, "gradients")])
-def test_other_ranks_go_on_where_some_stopped(tmp_path: Path, ranks: int, shard: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "shard", "tensor"),
+    [(2, "none", 1), (2, "state", 1), (3, "parameters", 1), (4, "gradients", 1), (2, "none", 2), (4, "parameters", 2)],
+)
+def test_other_ranks_go_on_where_some_stopped(tmp_path: Path, ranks: int, shard: str, tensor: int) -> None:
     path = tmp_path / "w.safetensors"
-    steps(ranks, shard, 0, 2, write=path)
+    steps(ranks, shard, 0, 2, write=path, tensor=tensor)
     ((wanted, whole),) = steps(1, "none", 0, 4)
-    for others, mode in [(1, "none"), (2, "parameters"), (4, "state"), (ranks, shard)]:
-        for losses, stored in steps(others, mode, 2, 4, read=path):
+    others = [(1, "none", 1), (2, "parameters", 1), (4, "state", 1), (4, "state", 2), (ranks, shard, tensor)]
+    for count, mode, alike in others:
+        for losses, stored in steps(count, mode, 2, 4, read=path, tensor=alike):
             np.testing.assert_allclose(losses, wanted[2:], rtol=2e-5)
             for name, array in whole.items():
                 np.testing.assert_allclose(stored[name].astype(float), array.astype(float), atol=2e-4, err_msg=name)
@@ -74,6 +82,15 @@ def test_the_file_is_the_same_whatever_is_in_parts(tmp_path: Path) -> None:
     files = []
     for shard in ("none", "state", "gradients", "parameters"):
         steps(3, shard, 0, 2, write=tmp_path / shard)
+        files.append((tmp_path / shard).read_bytes())
+    assert len(set(files)) == 1
+
+
+def test_the_same_file_from_groups(tmp_path: Path) -> None:
+    """Whatever is in parts, for two groups of two ranks."""
+    files = []
+    for shard in ("none", "state", "parameters"):
+        steps(4, shard, 0, 2, write=tmp_path / shard, tensor=2)
         files.append((tmp_path / shard).read_bytes())
     assert len(set(files)) == 1
 

@@ -48,9 +48,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def train(ranks: int, data: str, out: Path, *words: str, target: str = "numpy") -> dict[str, Any]:
+def train(ranks: int, data: str, out: Path, *words: str, target: str = "numpy", tensor: int = 1) -> dict[str, Any]:
     """Train with 12 samples a step, whatever the ranks; what `--json` prints, by one rank alone."""
-    model = MODEL.format(batch=12 // ranks)
+    model = MODEL.format(batch=12 * tensor // ranks)
     done = run(ranks, "train", model, "--data", data, "-o", str(out), "--target", target, "--json", *words)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -69,6 +69,20 @@ def test_ranks_train_as_one_process(tmp_path: Path, data: str, ranks: int, shard
     np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
     assert again["losses"] == found["losses"]
     assert (tmp_path / "again").read_bytes() == (tmp_path / "many").read_bytes()
+    one, many = (load_file(tmp_path / name) for name in ("one", "many"))
+    assert one.keys() == many.keys()
+    for name, array in one.items():
+        np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(2, ()), (4, ("--shard", "parameters"))])
+def test_groups_train_as_one_process(tmp_path: Path, data: str, ranks: int, more: tuple[str, ...]) -> None:
+    """Two ranks with parts of the products take the same samples, and measure the same validation."""
+    words = ("--steps", "5", "--validation", data, "--metrics", "accuracy")
+    alone = train(1, data, tmp_path / "one", *words)
+    found = train(ranks, data, tmp_path / "many", *words, "--tensor", "2", *more, tensor=2)
+    np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
+    assert found["validations"][0] == pytest.approx(alone["validations"][0], rel=1e-4)
     one, many = (load_file(tmp_path / name) for name in ("one", "many"))
     assert one.keys() == many.keys()
     for name, array in one.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from foreplan import optim
 from foreplan.frontend import Tensor, nn
 from foreplan.graph import Fill, Graph, parse_graph
 from foreplan.graph.text import print_graph
+from foreplan.lower.exchanges import cluster_from
+from foreplan.lower.targets import target_named
 from foreplan.ops.collective import AllReduce
 from foreplan.options import Options
 from foreplan.step_graphs import graphs_of_step
+from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
-from tests.ranks.training import assert_close, assert_same, trained
+from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 TEXTS = {
@@ -109,7 +113,9 @@ def test_what_each_rank_holds() -> None:
 
     def kept(kind: str, **options: Any) -> int:
         step = fp.compile(build(2), fp.losses.cross_entropy, optim.Momentum(0.1), target="numpy", **options)
-        return sum(slot.operand.type.nbytes for slot in step.program.stored if slot.kind == kind and slot.name != "step")
+        return sum(
+            slot.operand.type.nbytes for slot in step.program.stored if slot.kind == kind and slot.name != "step"
+        )
 
     types = [value.type for value in build(2).stored if value.kind == "parameter"]
     vectors = sum(type.nbytes for type in types if type.rank == 1)
@@ -132,8 +138,8 @@ def test_masks_are_alike_where_ranks_compute_the_same() -> None:
 
 
 def test_masks_differ_where_ranks_compute_parts() -> None:
-    """Ones through a dense layer of ones: the result is the number of units that are kept. Two ranks with one mask would
-    keep an even number.
+    """Ones through a dense layer of ones: the result is the number of units that are kept. Two ranks with one mask
+    would keep an even number.
     """
 
     ones = Fill(1.0)
@@ -144,6 +150,7 @@ def test_masks_differ_where_ranks_compute_parts() -> None:
 
     graph = fp.trace(units, fp.spec((1, 1), "float32"))
     step = fp.compile(graph, fp.losses.mse, optim.SGD(0.0), target="numpy", ranks=2, tensor=2)
+
     def job(world: Any) -> list[float]:
         session = step.bind(seed=1)
         batch = {"x": np.ones((1, 1), np.float32), "target": np.zeros((1, 1), np.float32)}
@@ -152,3 +159,103 @@ def test_masks_differ_where_ranks_compute_parts() -> None:
     squares, others = run(2, job)
     counts = [np.sqrt(square) / 2 for square in squares]  # what is kept is doubled
     assert squares == others and {round(count) % 2 for count in counts} == {0, 1}, counts
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("mlp:width=8,layers=1", {"ranks": 4, "tensor": 3}, r"tensor=3 does not divide ranks=4: take one of 1, 2, 4"),
+        ("mlp:width=8,layers=1", {"tensor": 2}, "tensor=2 does not divide ranks=1"),
+        (
+            "mlp:width=9,layers=1,classes=9",
+            {"ranks": 2, "tensor": 2},
+            r"2 ranks do not divide the 9 elements .* \(1 or 3 would\)",
+        ),
+        ("resnet18:size=32,classes=9", {"ranks": 2, "tensor": 2}, "nothing of 'resnet18' can be computed in parts"),
+        ("mlp:width=8,layers=1", {"ranks": 2, "tensor": 2, "optimizer": optim.Muon(0.01)}, "take tensor=1, or"),
+        ("mlp:width=8,layers=1", {"ranks": 2, "tensor": 2, "optimizer": optim.LAMB(0.01)}, "take tensor=1, or"),
+    ],
+)
+def test_what_cannot_be_in_parts(text: str, options: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"loss": fp.losses.cross_entropy, "optimizer": optim.SGD(0.1), "target": "numpy"} | options
+    with pytest.raises(fp.UsageError, match=said):
+        fp.compile(fp.models.build(f"{text},batch=2"), **given)
+
+
+def test_what_stays_whole_is_said() -> None:
+    """And what more ranks would be too many for."""
+    build, loss = model("gpt of a vocabulary that is odd"), fp.losses.cross_entropy
+    step = fp.compile(build(2), loss, optim.SGD(0.1), target="numpy", ranks=2, tensor=2)
+    (note,) = [note for note in step.program.notes if note.startswith("tensor=2")]
+    weights = [slot.operand.type.size for slot in step.program.tensors if slot.kind == "parameter"]
+    halves = [slot.operand.type.size for slot in step.program.tensors if slot.kind == "parameter" and slot.shard]
+    share = f"{sum(halves) / sum(weights):.0%} of all weights"
+    assert note.startswith(
+        f"tensor=2: 4 of 5 products are computed in parts, with {share}; every rank computes 'matmul'"
+    )
+    assert "2 ranks do not divide the 61 elements" in note and step.estimate()["tensor"] == 2
+    with pytest.raises(fp.UsageError, match="nothing of 'gpt2_small' can be computed in parts"):
+        fp.compile(build(2), loss, optim.SGD(0.1), target="numpy", ranks=7, tensor=7)
+
+
+@pytest.mark.parametrize("shard", ["none", "parameters"])
+def test_plan_files(tmp_path: Path, shard: str) -> None:
+    """A plan that is read does what the one that was written does."""
+    compiled = fp.compile(
+        model("bert")(4),
+        fp.losses.cross_entropy,
+        optim.Momentum(0.1),
+        target="numpy",
+        ranks=4,
+        tensor=2,
+        shard=shard,
+    )
+    compiled.save(tmp_path / "a.plan")
+    read = fp.load_plan(tmp_path / "a.plan")
+    batch = batches_for(compiled, 8, 1, LABELS)[0]
+
+    def job(step: Any) -> Callable[[Any], tuple[float, dict[str, np.ndarray]]]:
+        def of_rank(world: Any) -> tuple[float, dict[str, np.ndarray]]:
+            session = step.bind(seed=1)
+            return session.step(own_part(batch, world.rank // 2, 2)).loss, dict(session.stored)
+
+        return of_rank
+
+    for found, wanted in zip(run(4, job(read)), run(4, job(compiled)), strict=True):
+        assert found[0] == wanted[0] and found[1].keys() == wanted[1].keys()
+        for name, array in wanted[1].items():
+            np.testing.assert_array_equal(found[1][name], array)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r'"shard":\[2,', '"shard":[4,', "is not 1/4"),
+        (r'"shard":\[2,0,1\]', '"shard":[2,0,7]', "is not 1/2 of each of 7 blocks"),
+        (r'"shard":\[2,', '"shard":[1,', "is not 1/1"),
+        (r'"shard":\[2,[01],', '"shard":[2,7,', "is not 1/2 along axis 7"),
+        (r"all_reduce\(ranks=2\)|begin_exchange\(ranks=2", "begin_exchange(ranks=3", "does not give|are not made up"),
+        (r"begin_exchange\(ranks=2([^)]*)stride=2", r"begin_exchange(ranks=2\1stride=3", "not made up of groups|waits"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "a.plan"
+    options: Any = {"target": "numpy", "ranks": 4, "tensor": 2}
+    fp.compile(model("llama")(2), fp.losses.cross_entropy, optim.Momentum(0.1), **options).save(path)
+    edited(path, old, new)
+    with pytest.raises(fp.PlanError, match=said):
+        fp.load_plan(path)
+
+
+def test_groups_have_links_of_their_own() -> None:
+    """Four neighbours of a node of eight; and every fourth rank of sixteen, two of them in each node."""
+    cluster = cluster_from("nvlink4*8+infiniband-ndr", target_named("cuda:h100").profile, 16)
+    assert (cluster.group(4).ranks, cluster.group(4).devices, cluster.group(4).nodes) == (4, 2, 2)
+    assert (cluster.group(16).ranks, cluster.group(16).nodes) == (1, 1)
+    options: Any = {"target": "cuda:h100", "ranks": 16, "links": "nvlink4*8+infiniband-ndr"}
+    build = fp.models.build("gpt2_small:layers=2,width=1024,heads=16,vocabulary=50264,batch=1")
+    steps = [
+        fp.compile(build, fp.losses.cross_entropy, optim.AdamW(0.1), tensor=tensor, **options) for tensor in (8, 16)
+    ]
+    beside, across = (step.estimate()["exchange_seconds"] for step in steps)
+    assert across > 1.4 * beside, "a group that lies on two nodes exchanges by slower links"

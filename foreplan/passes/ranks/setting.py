@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from foreplan.errors import UsageError
 from foreplan.graph import Value
 from foreplan.graph.shard import Sharded
 from foreplan.ops.collective import Group
@@ -29,6 +30,19 @@ class Ranks:
     count: int = 1
     shard: str = "none"
     tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that groups make up all ranks.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.count % self.tensor:
+            fitting = [n for n in range(1, self.count + 1) if self.count % n == 0]
+            raise UsageError(
+                f"tensor={self.tensor} does not divide ranks={self.count}: take one of {', '.join(map(str, fitting))}, "
+                "or other ranks"
+            )
 
     def with_other_samples(self, weight: Value) -> Group:
         """The ranks whose gradients of a weight are summed: of one that is cut, those that have the same part of it. Of

@@ -60,7 +60,7 @@ class _Rewrite:
         now = self.now
         updates = {now.get(old, old): now.get(new, new) for old, new in graph.updates.items()}
         updates |= {self.drawn[old]: self.moved_on(old) for old in self.drawn}
-        b.notes.append(_note(self.found, self.ranks))
+        b.notes.append(_note(graph, self.found, self.ranks))
         outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
         return b.finish(outputs, updates, None if graph.loss is None else now.get(graph.loss, graph.loss))
 
@@ -132,10 +132,13 @@ class _Rewrite:
         return self.b.node(node.op, *inputs, name=f"{node.name}/of_rank")[node.outputs.index(new)]
 
 
-def _note(found: Found, ranks: int) -> str:
+def _note(graph: Graph, found: Found, ranks: int) -> str:
     """What is computed in parts, and what is not."""
     count, whole = found.products - len(found.whole), found.whole
-    text = f"tensor={ranks}: {count} of {found.products} products with weights are computed in parts"
+    weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
+    cut = sum(value.type.size for value in weights if any(value in region.parts for region in found.regions))
+    share = f"{cut / sum(value.type.size for value in weights):.0%} of all weights"
+    text = f"tensor={ranks}: {count} of {found.products} products are computed in parts, with {share}"
     if whole:
         name, why = next(iter(whole.items()))
         more = f", and {len(whole) - 1} more," if len(whole) > 1 else ""
