@@ -48,8 +48,8 @@ class FakeNccl:
         self.meeting, self.card = meeting, card
         self.log: list[Call] = []
         self.version = 22707
-        self.calls = 0
-        self.group: list[tuple[str, int, np.ndarray]] | None = None
+        self.communicators: list[Communicator] = []
+        self.group: list[tuple[Communicator, str, int, np.ndarray]] | None = None
         self.identities = 0
 
     def get_version(self) -> int:
@@ -57,7 +57,7 @@ class FakeNccl:
 
     def get_unique_id(self) -> bytes:
         self.identities += 1
-        return bytes(range(128))
+        return bytes([current().rank, *range(127)])  # only the first rank of each group is asked
 
     def groupStart(self) -> None:
         assert self.group is None
@@ -68,22 +68,33 @@ class FakeNccl:
         assert self.group is not None
         group, self.group = self.group, None
         self.log.append((")",))
-        self.card.enqueue(partial(self.transfer, group), LINKS)
+        (communicator,) = {each[0] for each in group}
+        self.card.enqueue(partial(communicator.transfer, [each[1:] for each in group]), LINKS)
 
     def NcclCommunicator(self, size: int, identity: bytes, rank: int) -> Communicator:
-        assert size == self.meeting.size and identity == bytes(range(128))
-        return Communicator(self, rank)
+        assert identity[1:] == bytes(range(127))
+        meeting = self.meeting.group(identity[0], size, -1 - len(self.communicators))
+        self.communicators.append(Communicator(self, meeting, rank))
+        return self.communicators[-1]
 
-    def met(self, rank: int, given: object) -> list[Any]:
+
+class Communicator:
+    """As CuPy's, with its arguments."""
+
+    def __init__(self, library: FakeNccl, meeting: Meeting, rank: int) -> None:
+        self.library, self.meeting, self.rank = library, meeting, rank
+        self.calls = 0
+
+    def met(self, given: object) -> list[Any]:
         """What all ranks give for this piece of work."""
         call, self.calls = self.calls, self.calls + 1
-        self.meeting.give(call, rank, given)
+        self.meeting.give(call, self.rank, given)
         return self.meeting.take(call)
 
     def transfer(self, group: list[tuple[str, int, np.ndarray]]) -> None:
         """Sends and receives: between two ranks, in their order."""
-        rank = current().rank
-        told = self.met(rank, [(peer, x) for what, peer, x in group if what == "send"])
+        rank = self.rank
+        told = self.met([(peer, x) for what, peer, x in group if what == "send"])
         for peer, sent in enumerate(told):
             mine = [x for to, x in sent if to == rank]
             wanted = [into for what, of, into in group if what == "recv" and of == peer]
@@ -94,25 +105,18 @@ class FakeNccl:
 
     def collective(self, name: str, root: int, source: np.ndarray, into: np.ndarray) -> None:
         """All ranks make the same call."""
-        told = self.met(current().rank, (name, root, source))
+        told = self.met((name, root, source))
         assert {(each, of, x.size) for each, of, x in told} == {(name, root, source.size)}
         sources = [x for _, _, x in told]
         into[...] = np.concatenate(sources) if name == "allGather" else sources[root]
         self.meeting.barrier.wait()
 
-
-class Communicator:
-    """As CuPy's, with its arguments."""
-
-    def __init__(self, library: FakeNccl, rank: int) -> None:
-        self.library, self.rank = library, rank
-
     def _queued(self, name: str, peer: int, source: int, into: int, count: int, type: int, stream: int) -> None:
         library = self.library
         assert type == library.NCCL_UINT8 and stream == library.card.stream and library.group is None
         library.log.append((name, count, peer))
-        many = library.meeting.size if name == "allGather" else 1
-        work = partial(library.collective, name, peer, memory(source, count), memory(into, count * many))
+        many = self.meeting.size if name == "allGather" else 1
+        work = partial(self.collective, name, peer, memory(source, count), memory(into, count * many))
         library.card.enqueue(work, LINKS)
 
     def allGather(self, source: int, into: int, count: int, type: int, stream: int) -> None:
@@ -125,8 +129,8 @@ class Communicator:
         library = self.library
         assert type == library.NCCL_UINT8 and stream == library.card.stream
         assert library.group is not None, "a call alone would wait for a rank that waits for this one"
-        library.log.append((name, count, (peer - self.rank) % library.meeting.size))
-        library.group.append((name, peer, memory(at, count)))
+        library.log.append((name, count, (peer - self.rank) % self.meeting.size))
+        library.group.append((self, name, peer, memory(at, count)))
 
     def send(self, source: int, count: int, type: int, peer: int, stream: int) -> None:
         self._grouped("send", peer, source, count, type, stream)

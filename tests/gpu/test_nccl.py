@@ -14,9 +14,10 @@ import foreplan as fp
 from foreplan import optim
 from foreplan.compiled import Compiled
 from foreplan.errors import TargetError
-from foreplan.graph import Graph, TensorType
-from foreplan.graph.types import FLOAT32
+from foreplan.graph import Builder, Graph, TensorType
+from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops import collective
+from foreplan.ops.local_index import LocalIndex
 from foreplan.passes.ranks import Ranks
 from foreplan.runtime.cuda.launch import Await, Choose, Clear, Copy, Exchange, input_at, output_at, relocated
 from foreplan.runtime.ranks import ALONE, nccl
@@ -65,12 +66,13 @@ def trained_on_cards(
     samples: int,
     card: Callable[[], FakeCard] = FakeCard,
     how: dict[str, bool] | None = None,
+    model: Callable[[int], Graph] = mlp,
     **options: Any,
 ) -> Sequence[OnCards]:
     """As `tests.ranks.training.trained`, on cards."""
-    accumulate = options.get("accumulate", 1)
+    accumulate, alike = options.get("accumulate", 1), options.get("tensor", 1)
     step = fp.compile(
-        mlp(samples // ranks // accumulate),
+        model(samples * alike // ranks // accumulate),
         fp.losses.cross_entropy,
         optim.AdamW(0.01),
         target=TARGET,
@@ -85,7 +87,7 @@ def trained_on_cards(
         steps = []
         for batch in batches:
             library.card.done.clear()
-            loss = session.step(own_part(batch, world.rank, ranks, accumulate)).loss
+            loss = session.step(own_part(batch, world.rank // alike, ranks // alike, accumulate)).loss
             assert loss is not None
             losses.append(loss)
             steps.append(list(library.card.done))
@@ -114,6 +116,43 @@ def test_ranks_train_as_one_process(
     assert not rest and first.calls[:once] == first.calls[once:], "a capture makes the calls of a step"
     for way in ("call by call", "poisoned"):
         assert runs[way][0].calls == first.calls[:once] * 4
+
+
+def gpt(batch: int) -> Graph:
+    """One block, and a table in parts."""
+    return fp.models.build(f"gpt2_small:layers=1,width=16,heads=2,seq=6,vocabulary=22,batch={batch}")
+
+
+@needs_gcc
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize(("ranks", "shard"), [(2, "none"), (4, "none"), (4, "parameters")])
+def test_groups_train_as_one_process(
+    monkeypatch: pytest.MonkeyPatch, small_buckets: None, ranks: int, shard: str, card: Callable[[], FakeCard]
+) -> None:
+    """Two cards with parts of the products; each group of cards has a communicator of its own."""
+    (alone,) = trained(gpt, optim.AdamW(0.01), 1, 4, steps=4)
+    found = trained_on_cards(monkeypatch, ranks, 4, card, model=gpt, tensor=2, shard=shard)
+    assert_close(found[0], alone, 1e-3)
+    for each in found[1:]:
+        assert_same(each, found[0])
+        assert each.calls == found[0].calls
+
+
+@needs_gcc
+@pytest.mark.parametrize("ignored", [None, -100])
+def test_local_indices(monkeypatch: pytest.MonkeyPatch, ignored: int | None) -> None:
+    b = Builder("g")
+    x = b.input("x", TensorType(DTYPES["int32"], (5, 7)))
+    graph = b.finish({"y": b.apply(LocalIndex(3, extent=4, ignored=ignored), x)})
+    low = -12 if ignored is None else 0
+    indices = np.random.default_rng(0).integers(low, 12, (5, 7)).astype(np.int32)
+    steps = [fp.compile(graph, target=target) for target in ("numpy", TARGET)]
+    wanted = run(3, lambda world: steps[0].bind().step({"x": indices}).outputs["y"])
+    found = on_cards(monkeypatch, 3, lambda world, library: steps[1].bind().step({"x": indices}).outputs["y"])
+    for rank, (one, other) in enumerate(zip(wanted, found)):
+        np.testing.assert_array_equal(one, other)
+        held = indices % 12 // 4 == rank
+        np.testing.assert_array_equal(one, np.where(held, indices % 12 - 4 * rank, -1))
 
 
 @needs_gcc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from foreplan.ops.collective import (
     ReduceScatter,
     Shift,
 )
+from foreplan.ops.local_index import LocalIndex
 from foreplan.runtime.session import Session
 from tests.ranks.threads import Thread, run
 
@@ -91,6 +93,42 @@ def test_what_each_rank_gets(name: str, target: str) -> None:
         gs = on_ranks(backward(make(ranks), type), target, [{"x": x, "c": c} for x, c in zip(xs, cs)])
         pairs = [sum(float(np.vdot(a, b)) for a, b in zip(*both)) for both in ((cs, ys), (gs, xs))]
         assert pairs[0] == pytest.approx(pairs[1], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "stride"), [(2, 1), (2, 3), (3, 2), (3, 1)])
+@pytest.mark.parametrize("name", OPS)
+def test_groups(name: str, ranks: int, stride: int) -> None:
+    """Of six ranks: neighbours, or ranks that stand apart. Each group does what a job of its size does."""
+    make, meaning = OPS[name]
+    op = dataclasses.replace(make(ranks), stride=stride)
+    rng = np.random.default_rng(stride)
+    xs = [rng.standard_normal((6, 2)).astype(np.float32) for _ in range(6)]
+    b = Builder()
+    x = b.input("x", TensorType(DTYPES["float32"], (6, 2)))
+    graph = b.finish({"y": b.apply(op, x), "sum": b.apply(AllReduce(6), x)})
+    ys = on_ranks(graph, "numpy", [{"x": x} for x in xs])
+    numbers = np.arange(6).reshape(-1, ranks, stride).transpose(0, 2, 1).reshape(-1, ranks)
+    assert parse_op(str(op)) == op
+    for group in numbers:
+        for rank, wanted in zip(group, meaning([xs[r] for r in group]), strict=True):
+            np.testing.assert_allclose(ys[rank], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_local_index() -> None:
+    """Rows of a table of three parts; from the end too, if none is ignored."""
+    for op in (LocalIndex(3, extent=4), LocalIndex(3, extent=4, ignored=-100)):
+        b = Builder()
+        x = b.input("x", TensorType(DTYPES["int64"], (24,)))
+        graph = b.finish({"y": b.apply(op, x)})
+        assert parse_op(str(op)) == op
+        given = np.arange(-12, 12) if op.ignored is None else np.array([*range(12), *[-100] * 12])
+        ys = on_ranks(graph, "numpy", [{"x": given}] * 3)
+        for rank, y in enumerate(ys):
+            rows = np.where(given == -100, -1, given % 12)
+            np.testing.assert_array_equal(y, np.where(rows // 4 == rank, rows - 4 * rank, -1))
+        for wrong in (12, -13 if op.ignored is None else -1):
+            with pytest.raises(fp.InputError, match="'x' holds"):
+                on_ranks(graph, "numpy", [{"x": np.full(24, wrong)}] * 3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "uint8", "float64"])

@@ -87,7 +87,7 @@ class _Search:
         for node in graph.nodes:
             for index, value in enumerate(node.inputs):
                 self.readers.setdefault(value, []).append((node, index))
-        self.results = {*graph.results, *graph.updates}
+        self.returned = {*graph.results, *graph.updates}
         weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
         self.of_weights = depending(weights, graph.nodes)
 
@@ -137,7 +137,7 @@ class _Search:
                 continue
             if value in region.parts or value in region.own or value in region.whole:
                 raise StaysWhole(f"{value.name!r} would be cut in two ways")
-            if value in self.results:
+            if value in self.returned:
                 raise StaysWhole(f"{value.name!r} is a result of the step")
             check(shard, value.type)
             if self.is_given(value):
