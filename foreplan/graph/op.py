@@ -67,6 +67,7 @@ class Op:
     name: ClassVar[str]
     is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
+    of_ranks: ClassVar[bool] = False  # what it gives depends on the rank, or on other ranks
     any_strides: ClassVar[bool] = False  # every input may have any strides: what `accepts_strides` says by default
 
     @property

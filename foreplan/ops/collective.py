@@ -51,6 +51,7 @@ class Collective(Op):
         ranks, stride: see `Group`.
     """
 
+    of_ranks: ClassVar[bool] = True
     ranks: int
     stride: int = field(default=1, kw_only=True)
 

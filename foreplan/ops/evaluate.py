@@ -6,12 +6,23 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from foreplan.graph import Builder, Node, Op, Value
+from foreplan.graph import Builder, Kind, Node, Op, Value
+from foreplan.graph.shard import Sharded
 from foreplan.graph.types import types_of
 
 
+def is_known(value: Value) -> bool:
+    """Whether a value is a constant, the same on all ranks."""
+    return value.kind is Kind.CONSTANT and not isinstance(value.init, Sharded)
+
+
+def is_computed(op: Op) -> bool:
+    """Whether what an op gives follows from its inputs alone, wherever it runs."""
+    return not op.is_random and not op.of_ranks
+
+
 def content(value: Value) -> np.ndarray:
-    """Of a constant."""
+    """Of a constant that `is_known`."""
     array = np.empty(value.shape, value.dtype.numpy)
     assert value.init is not None
     value.init.fill(array, np.random.default_rng(0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.graph import Graph, Kind, Value
-from foreplan.ops.evaluate import computed, content
+from foreplan.graph import Graph, Value
+from foreplan.ops.evaluate import computed, content, is_computed, is_known
 
 
 class Known:
@@ -18,10 +18,10 @@ class Known:
             most: the most bytes of a value that is computed.
         """
         self.graph, self.arrays = graph, dict[Value, np.ndarray]()
-        self.decided = {value for value in graph.stored if value.kind is Kind.CONSTANT}
+        self.decided = {value for value in graph.stored if is_known(value)}
         for node in graph.nodes:
             few = len(node.outputs) == 1 and node.outputs[0].type.nbytes <= most
-            if few and not node.op.is_random and self.decided.issuperset(node.inputs):
+            if few and is_computed(node.op) and self.decided.issuperset(node.inputs):
                 self.decided.update(node.outputs)
 
     def array(self, value: Value) -> np.ndarray:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
-from foreplan.ops.evaluate import computed, content
+from foreplan.ops.evaluate import computed, content, is_computed, is_known
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.rewrite import rewrite
@@ -21,17 +21,12 @@ def fold_constants(graph: Graph) -> Graph:
 
     This serves files and traced functions that compute with constants, and passes that leave constants behind.
 
-    Ensures: same results; random ops and views stay.
+    Ensures: same results; random ops, those of ranks and views stay.
     """
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
-        if (
-            not small
-            or node.op.is_view
-            or node.op.is_random
-            or not all(value.kind is Kind.CONSTANT for value in inputs)
-        ):
+        if not small or node.op.is_view or not is_computed(node.op) or not all(map(is_known, inputs)):
             return None
         outputs = computed(node.op, [content(value) for value in inputs])
         return [

@@ -33,6 +33,7 @@ class Draw:
         self.seq, self.depth = int(rng.integers(2, 6)), int(rng.integers(1, 4))
         self.heads = self.tensor * int(rng.integers(1, 3))
         self.width = int(rng.integers(3, 9))
+        self.places = self.one_of(None, rng.integers(0, 1 << 20, 8))  # constant indices of a table
         self.layers = [self.layer(f"l{i}") for i in range(int(rng.integers(1, 4)))]
 
     def one_of(self, *choices: Any) -> Any:
@@ -92,7 +93,8 @@ class Draw:
         """By heads."""
         heads, depth, seq = self.heads, self.depth, self.seq
         inner, order = heads * depth, self.one_of("slices", "axis", "by head", "apart")
-        fused, last, masked = (self.one_of(True, False) for _ in range(3))
+        fused, last, masked, sloped = (self.one_of(True, False) for _ in range(4))
+        slopes = self.rng.standard_normal((heads, seq, seq)).astype(np.float32)  # a constant, by head
         down = self.matrix(f"{name}.down", inner, self.width)
         apart = [self.matrix(f"{name}.{way}", self.width, inner) for way in "qkv"] if order == "apart" else []
         packed = self.matrix(f"{name}.qkv", self.width, 3 * inner) if order != "apart" else None
@@ -121,6 +123,7 @@ class Draw:
                     o = nn.attention(q, k, v, causal=masked)
                 else:
                     scores = q @ k.mT / np.sqrt(np.float32(depth))
+                    scores = scores + slopes if sloped else scores
                     o = nn.softmax(scores + mask if masked else scores) @ v
                 o = np.transpose(o, (0, 2, 1, 3))
             return down(o.reshape(x.shape[0], seq, inner))
@@ -131,6 +134,10 @@ class Draw:
         """The network."""
 
         def model(x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+            if self.places is not None:
+                rows = self.tensor * self.seq * 2
+                table = nn.parameter("places", (rows, self.width), init=fp.graph.Normal(1.0))
+                x = x + table.take(self.places[: self.seq] % rows, axis=0)
             for layer in self.layers:
                 x = layer(x, mask)
             return {"y": x}

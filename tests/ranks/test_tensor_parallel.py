@@ -12,12 +12,19 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.frontend import Tensor, nn
-from foreplan.graph import Fill, Graph, parse_graph
+from foreplan.graph import Array, Builder, Fill, Graph, Kind, TensorType, parse_graph
+from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.text import print_graph
+from foreplan.graph.types import DTYPES
 from foreplan.lower.exchanges import cluster_from
 from foreplan.lower.targets import target_named
 from foreplan.ops.collective import AllReduce
+from foreplan.ops.local_index import LocalIndex
+from foreplan.ops.map import elementwise
 from foreplan.options import Options
+from foreplan.passes.constants import Known
+from foreplan.passes.simplify import fold_constants
+from foreplan.runtime.session import Session
 from foreplan.step_graphs import graphs_of_step
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
@@ -259,3 +266,23 @@ def test_groups_have_links_of_their_own() -> None:
     ]
     beside, across = (step.estimate()["exchange_seconds"] for step in steps)
     assert across > 1.4 * beside, "a group that lies on two nodes exchanges by slower links"
+
+
+def test_what_ranks_make_of_constants_is_not_computed_at_once() -> None:
+    """It is another thing on each: an index within a rank's rows, a sum, a part of a constant."""
+    b, type = Builder(), TensorType(DTYPES["int64"], (4,))
+    places = b.store("places", type, Kind.CONSTANT, Array(np.arange(4)))
+    local = b.apply(LocalIndex(2, extent=2), places)
+    total = b.apply(AllReduce(2), places)
+    part = b.store("part", TensorType(DTYPES["int64"], (2,)), Kind.CONSTANT, Sharded(Shard(2, 0), type, places.init))
+    moved = elementwise(b, lambda x: x + 1, part)
+    graph = fold_constants(b.finish({"local": local, "total": total, "moved": moved}))
+    assert [node.op.name for node in graph.nodes] == ["local_index", "all_reduce", "map"]
+    assert not Known(graph, 1 << 20).decided.intersection((*graph.outputs.values(), part))
+    program = fp.lower(graph, "numpy")
+    plan = fp.plan(program)
+    outputs = run(2, lambda world: Session(program, plan).step({}).outputs)
+    for rank, found in enumerate(outputs):
+        np.testing.assert_array_equal(found["local"], [[0, 1, -1, -1], [-1, -1, 0, 1]][rank])
+        np.testing.assert_array_equal(found["total"], [0, 2, 4, 6])
+        np.testing.assert_array_equal(found["moved"], [[1, 2], [3, 4]][rank])
