@@ -41,6 +41,7 @@ NETS = {
 # Adam's first steps have the sign of each gradient, and of one that is nearly zero, that of its rounding.
 OPTIMIZERS = {"ResNet-18, 64 × 64": fp.optim.Momentum(0.001)}
 RUNS = [(1, "none"), (2, "none"), (2, "state"), (2, "parameters"), (4, "none"), (4, "state"), (4, "parameters")]
+GROUPS = [(2, "none", 2), (4, "none", 2), (4, "parameters", 2), (4, "none", 4)]  # and how many have parts of products
 
 
 class Timed:
@@ -50,14 +51,19 @@ class Timed:
         waited: processor seconds.
     """
 
-    def __init__(self, inner: World) -> None:
-        self.inner, self.waited = inner, 0.0
+    def __init__(self, inner: World, whole: Timed | None = None) -> None:
+        self.inner, self.waited, self.whole = inner, 0.0, whole
+        self.groups: dict[tuple[int, int], Timed] = {}
         self.rank, self.size, self.name, self.neighbours = inner.rank, inner.size, inner.name, inner.neighbours
         self.poll, self.gather, self.meet, self.abort = inner.poll, inner.gather, inner.meet, inner.abort
 
     def group(self, ranks: int, stride: int) -> World:
-        """Of the same ranks; its own waits are not timed."""
-        return self if (ranks, stride) == (self.size, 1) else self.inner.group(ranks, stride)
+        """Of the same ranks; what waits there counts here."""
+        if (ranks, stride) == (self.size, 1):
+            return self
+        if (ranks, stride) not in self.groups:
+            self.groups[ranks, stride] = Timed(self.inner.group(ranks, stride), self.whole or self)
+        return self.groups[ranks, stride]
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """As the world does."""
@@ -66,22 +72,23 @@ class Timed:
         def timed() -> None:
             started = time.process_time()
             wait()
-            self.waited += time.process_time() - started
+            (self.whole or self).waited += time.process_time() - started
 
         return timed
 
 
-def job(net: str, ranks: int, shard: str) -> None:
+def job(net: str, ranks: int, shard: str, tensor: int) -> None:
     """One rank of a run; the first prints what all have found."""
     world = Timed(current())
     with using(world):
         step = fp.compile(
-            fp.models.build(NETS[net].format(batch=SAMPLES // ranks)),
+            fp.models.build(NETS[net].format(batch=SAMPLES * tensor // ranks)),
             loss=fp.losses.cross_entropy,
             optimizer=OPTIMIZERS.get(net, fp.optim.AdamW(1e-3)),
             target="cpu:threads=1",
             ranks=ranks,
             shard=shard,
+            tensor=tensor,
             batch_norm="sync",
         )
         session = step.bind(seed=0)
@@ -91,7 +98,7 @@ def job(net: str, ranks: int, shard: str) -> None:
             for slot in step.program.required_inputs:
                 shape, is_float = (SAMPLES, *slot.operand.type.shape[1:]), slot.operand.type.dtype.is_float
                 whole = rng.standard_normal(shape, np.float32) if is_float else rng.integers(0, 10, shape)
-                batch[slot.name] = np.split(whole, ranks)[world.rank]
+                batch[slot.name] = np.split(whole, ranks // tensor)[world.rank // tensor]
             if number == WARM:
                 world.gather(None)
                 seconds, processor, world.waited = -time.perf_counter(), -time.process_time(), 0.0
@@ -105,11 +112,11 @@ def job(net: str, ranks: int, shard: str) -> None:
             print(json.dumps(told | {"losses": losses, "seconds": seconds / (STEPS - WARM), "by_rank": every}))
 
 
-def measured(net: str, ranks: int, shard: str) -> dict[str, Any]:
+def measured(net: str, ranks: int, shard: str, tensor: int) -> dict[str, Any]:
     """One run."""
     launcher = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
     start = [] if ranks == 1 else [str(launcher), "-n", str(ranks)]
-    words = [*start, sys.executable, str(HERE), "job", net, str(ranks), shard]
+    words = [*start, sys.executable, str(HERE), "job", net, str(ranks), shard, str(tensor)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -121,25 +128,31 @@ def measured(net: str, ranks: int, shard: str) -> dict[str, Any]:
 def run_table(rows: dict[str, Any]) -> str:
     """A row a run."""
     lines = [
-        "| net | ranks | in parts | loss after 12 steps | arena, planned and allocated | optimizer state | sent "
-        "| waited for | efficiency |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| net | ranks | in parts | products in parts | loss after 12 steps | arena, planned and allocated "
+        "| optimizer state | sent | waited for | efficiency |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for net in NETS:
-        alone = rows[f"{net}|1|none"]["by_rank"][0]["processor"]
-        for ranks, shard in RUNS:
-            row = rows[f"{net}|{ranks}|{shard}"]
+        alone = rows[f"{net}|1|none|1"]["by_rank"][0]["processor"]
+        for ranks, shard, tensor in runs_of(net):
+            row = rows[f"{net}|{ranks}|{shard}|{tensor}"]
             assert {each["allocated"] for each in row["by_rank"]} == {row["arena_bytes"]}
             work = sum(each["processor"] - each["waited"] for each in row["by_rank"])
             waited = sum(each["waited"] for each in row["by_rank"]) / sum(each["processor"] for each in row["by_rank"])
             many = ranks > 1
             lines.append(
-                f"| {net} | {ranks} | {shard if many else ''} | {row['losses'][-1]:.6f} | "
+                f"| {net} | {ranks} | {shard if many else ''} | {tensor if tensor > 1 else ''} | "
+                f"{row['losses'][-1]:.6f} | "
                 f"{format_bytes(row['arena_bytes'])} | {format_bytes(row['categories']['optimizer_state'])} | "
                 f"{format_bytes(row['sent_bytes']) if many else ''} | {f'{waited:.0%}' if many else ''} | "
                 f"{f'{alone / work:.2f}' if many else ''} |"
             )
     return "\n".join(lines)
+
+
+def runs_of(net: str) -> list[tuple[int, str, int]]:
+    """Ranks, what is in parts, and how many ranks have parts of products, of which a convolution is none."""
+    return [*((ranks, shard, 1) for ranks, shard in RUNS), *(GROUPS if not net.startswith("ResNet") else [])]
 
 
 SHAPES = {
@@ -150,8 +163,8 @@ SHAPES = {
 COUNTS = (1, 8, 64, 512)
 
 
-def estimated(text: str, ranks: int, shard: str, target: str) -> dict[str, Any]:
-    """The figures of a step at one sample a rank."""
+def estimated(text: str, ranks: int, shard: str, target: str, tensor: int = 1) -> dict[str, Any]:
+    """The figures of a step at one sample a rank, or a group of ranks that have parts of products."""
     step = fp.compile(
         fp.models.build(text + ",batch=1"),
         loss=fp.losses.cross_entropy,
@@ -160,6 +173,7 @@ def estimated(text: str, ranks: int, shard: str, target: str) -> dict[str, Any]:
         precision="bf16",
         ranks=ranks,
         shard=shard,
+        tensor=tensor,
     )
     figures = step.estimate()
     names = ("arena_bytes", "peak_bytes", "categories", "sent_bytes", "predicted_seconds", "exchange_seconds")
@@ -178,6 +192,25 @@ def estimate_table(rows: dict[str, Any]) -> str:
         kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
         lines.append(
             f"| {model}, {format_count(row['numbers'])} | {int(ranks):,} | {shard if int(ranks) > 1 else ''} | "
+            f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
+            f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
+            f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
+        )
+    return "\n".join(lines)
+
+
+def group_table(rows: dict[str, Any]) -> str:
+    """A row an estimate of groups."""
+    lines = [
+        "| model | ranks | products in parts | in parts | peak of a rank | parameters and state | activations | sent "
+        "| exchanges | step |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in rows.items():
+        model, ranks, shard, tensor = key.split("|")
+        kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
+        lines.append(
+            f"| {model} | {int(ranks):,} | {tensor} | {shard} | "
             f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
             f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
             f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
@@ -207,9 +240,10 @@ def run() -> None:
     """Run them on this machine."""
     rows = {}
     for net in NETS:
-        for ranks, shard in RUNS:
-            rows[f"{net}|{ranks}|{shard}"] = measured(net, ranks, shard)
-            click.echo(f"{net}, {ranks} ranks, {shard}: {rows[f'{net}|{ranks}|{shard}']['losses'][-1]}", err=True)
+        for ranks, shard, tensor in runs_of(net):
+            key = f"{net}|{ranks}|{shard}|{tensor}"
+            rows[key] = measured(net, ranks, shard, tensor)
+            click.echo(f"{key}: {rows[key]['losses'][-1]}", err=True)
     keep("runs", rows, run_table)
 
 
@@ -226,7 +260,21 @@ def estimate(target: str) -> None:
     keep("estimates", rows, estimate_table)
 
 
-main.command("job")(click.argument("net")(click.argument("ranks", type=int)(click.argument("shard")(job))))
+@main.command()
+@click.option("--target", default="cuda:h100")
+def groups(target: str) -> None:
+    """Estimate clusters whose nodes of 8 have parts of the products."""
+    rows = {}
+    for model in ("Llama 2 7B", "Llama 2 70B"):
+        for ranks, shard in ((8, "none"), (64, "none"), (64, "parameters"), (512, "parameters")):
+            rows[f"{model}|{ranks}|{shard}|8"] = estimated(SHAPES[model], ranks, shard, target, tensor=8)
+            click.echo(f"{model}, {ranks} ranks, {shard}", err=True)
+    keep("groups", rows, group_table)
+
+
+for _name in ("tensor", "shard", "ranks", "net"):
+    job = click.argument(_name, type=int if _name in ("ranks", "tensor") else str)(job)
+main.command("job")(job)
 
 if __name__ == "__main__":
     main()
