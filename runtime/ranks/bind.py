@@ -41,7 +41,11 @@ class Exchanges:
         return partial(self._begin, op, _bytes(inputs[0]), _bytes(outputs[0]), _address(outputs[0]))
 
     def _begin(self, op: Begin, source: np.ndarray, into: np.ndarray, key: int) -> None:
-        self._waits[key] = self.world.begin(op.kind, op.peer, source, into)
+        wait = self.world.begin(op.kind, op.peer, source, into)
+        if op.wait:
+            wait()
+        else:
+            self._waits[key] = wait
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()
@@ -55,7 +59,7 @@ def with_polls(program: Program, plan: Plan, calls: Sequence[Run], exchanges: Ex
     for step, call in zip(plan.steps, calls, strict=True):
         op = program.calls[step.action].op
         found.append(call)
-        under_way += isinstance(op, Begin) - isinstance(op, Finish)
+        under_way += (isinstance(op, Begin) and not op.wait) - isinstance(op, Finish)
         worked += program.actions[step.action].nanoseconds
         if under_way and worked >= EVERY:
             found.append(exchanges.world.poll)
