@@ -122,7 +122,8 @@ class _Making:
             pure = replace(action, overwrites=tuple(pair for pair in action.overwrites if not pair.required))
             if may_run_again(self.program, pure) and all(self.program.producers[x] for x in taken):
                 found.append(index)
-        return found
+        alone = [index for index in found if not any(pair.required for pair in self.program.actions[index].overwrites)]
+        return alone or found
 
     def _closed(self, values: list[int]) -> set[int]:
         """Of some values those that can be made again, with all others of `wanted` that this needs, and with what has

@@ -48,6 +48,7 @@ class Exchanges:
                 count, sent, taken = count + 1, sent + call.op.sent(call.inputs[0].type), taken + action.nanoseconds
                 free = max(now, free) + action.nanoseconds
                 done[action.writes[0]] = free
+                now = free if call.op.wait else now
             elif isinstance(call.op, Finish):
                 now = max(now, done.get(call.inputs[0].value, 0))
             else:

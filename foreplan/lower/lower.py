@@ -117,6 +117,7 @@ class _Lowering:
         self.calls: list[Call] = []
         self.where: dict[Value, Operand] = {}
         self.copies: dict[tuple[Operand, Window], Operand] = {}
+        self.begun: dict[int, Begin] = {}  # exchanges, by the place of what arrives
         self.names = Names()
         # A value that becomes the content of one stored value is written straight to that value's home.
         self.home: dict[Value, Value] = {}
@@ -207,8 +208,19 @@ class _Lowering:
             writes.append(self.where[value])
         if isinstance(node.op, Begin):
             self.stay((operands[0], writes[0]))
+            self.begun[writes[0].value] = node.op
         for kernel, price in self.candidates(node.op, operands, writes):
             self.act(node.op, kernel, price, operands, writes, node.name, node.source)
+        if isinstance(node.op, Finish):
+            self.gather_again(node, self.begun.get(operands[0].value), operands[1], writes)
+
+    def gather_again(self, node: Node, begun: Begin | None, sent: Operand, writes: Sequence[Operand]) -> None:
+        """Another way to what has been gathered, for plans that do not keep it for what is recomputed from it."""
+        if begun is None or begun.kind != "all_gather":
+            return
+        op = replace(begun, wait=True)
+        for kernel, price in self.candidates(op, [sent], writes):
+            self.act(op, kernel, price, [sent], writes, f"{node.name}/again", node.source)
 
     def stay(self, under_way: Iterable[Operand]) -> None:
         """Let what is sent, and the place of what arrives, be made once, and stay until the exchange is done."""

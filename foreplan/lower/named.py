@@ -10,6 +10,7 @@ from foreplan.lower.again import Again, late_actions, with_values_again
 from foreplan.lower.program import ARENA, Program
 from foreplan.lower.segments import backward_actions
 from foreplan.lower.target import Target
+from foreplan.ops.collective import Begin
 from foreplan.patterns import DONE, Named, all_scopes, by_scope, close_names, exactness
 from foreplan.planner import Category, Role
 from foreplan.units import format_bytes
@@ -121,10 +122,12 @@ class _Choice:
         kept = by_option["keep"]
         values = tuple(replace(value, kept=value.kept or v in kept) for v, value in enumerate(self.program.values))
         program = replace(self.program, values=values)
-        again = with_values_again(program, target, by_option["recompute"], by_option["to_host"])
+        recompute = by_option["recompute"]
+        gathered = _gathered(program) if recompute else set()  # which what is recomputed reads, and does not keep
+        again = with_values_again(program, target, recompute | gathered, by_option["to_host"])
         for match in self.chosen.values():
             self._check_use(match, again)
-        done = {"keep": kept, "recompute": again.recomputed, "to_host": again.copied}
+        done = {"keep": kept, "recompute": again.recomputed - gathered, "to_host": again.copied}
         notes = [self._note(option, done[option]) for option in DONE if by_option[option]]
         return replace(again.program, notes=(*program.notes, *notes))
 
@@ -149,6 +152,12 @@ class _Choice:
         nbytes = format_bytes(sum(self.program.values[v].nbytes for v in values))
         count = f"{len(values)} activation{'s' * (len(values) != 1)}"
         return f"{option} {', '.join(map(repr, entries))}: {count}, {nbytes} together, {DONE[option]}"
+
+
+def _gathered(program: Program) -> set[int]:
+    """Values that are gathered from all ranks, and can be gathered again."""
+    calls = (call for call in program.calls if isinstance(call.op, Begin) and call.op.wait)
+    return {call.outputs[0].value for call in calls}
 
 
 def _is_activation(program: Program, v: int) -> bool:

@@ -357,12 +357,14 @@ class Begin(Collective):
         kind: which exchange: all_gather, all_to_all, broadcast or shift.
         peer: the rank from which a broadcast comes, or how many ranks further a shift goes.
         time: see `AllGather`.
+        wait: also waits, at once, so that its result is what has arrived; what a plan may run again.
     """
 
     name: ClassVar[str] = "begin_exchange"
     kind: str = _ALL_GATHER
     peer: int = 0
     time: int = 0
+    wait: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,11 +20,13 @@ from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import Schedule, arena_bytes, assemble, lay_out, schedule
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Action, Problem, Role
+from foreplan.planner.recompute.arrays import may_run_again
 from foreplan.planner.recompute.front import Base
 from foreplan.planner.recompute.schedules import late_updates
 from foreplan.planner.verify.verifier import verify
 
 WAYS = ("at once", "late")
+_ONCE = -1  # no segment: as the order has it
 
 
 def plan_segments(problem: Problem, segments: Sequence[Collection[int]], forward: Collection[int]) -> Plan:
@@ -103,18 +105,51 @@ def recomputed(
     steps = _Order(problem, order)
     elsewhere = frozenset().union(forward, *segments)
     left_out: set[int] = set()
-    again: dict[int, list[int]] = {}
-    for segment in segments:
+    again: dict[int, list[tuple[int, int]]] = {}
+    for number, segment in enumerate(segments):
         part = _Segment(steps, segment, elsewhere - segment)
         left_out |= segment - part.first
         for place, actions in part.places(late=late).items():
-            again.setdefault(place, []).extend(actions)
-    made: list[int] = []
+            again.setdefault(place, []).extend((action, number) for action in actions)
+    made: list[tuple[int, int]] = []
     for position, action in enumerate(order):
         made += again.get(position, [])
         if action not in left_out:
-            made.append(action)
-    return made
+            made.append((action, _ONCE))
+    return _with_inputs_again(problem, made)
+
+
+def _with_inputs_again(problem: Problem, made: Sequence[tuple[int, int]]) -> list[int]:
+    """An order in which nothing is kept for segments where an action that the order does not have makes it again:
+    weights that are gathered from other ranks.
+
+    Args:
+        made: actions, with the segment that runs them again, or `_ONCE`.
+    """
+    once = {action for action, _ in made}
+    other = {
+        value: index
+        for index, action in enumerate(problem.actions)
+        if index not in once and len(action.writes) == 1 and may_run_again(problem, action)
+        for value in action.writes
+        if not any(i in once and may_run_again(problem, problem.actions[i]) for i in problem.producers[value])
+    }
+    last = {v: at for at, (index, by) in enumerate(made) if by == _ONCE for v in problem.actions[index].reads}
+    reader: dict[int, int] = {}
+    gone: set[int] = set()
+    found: list[int] = []
+    for at, (index, by) in enumerate(made):
+        action = problem.actions[index]
+        for value in action.reads:
+            maker, before = other.get(value, -1), reader.get(value, _ONCE)
+            reader[value] = by
+            dropped = maker >= 0 and before != by and at > last.get(value, -1)
+            if dropped and gone.isdisjoint(problem.actions[maker].reads):
+                found.append(maker)
+        found.append(index)
+        gone.update(_taken(action), (problem.values[value].home for value in action.writes))
+        gone.difference_update(action.writes)
+    return found
 
 
 class _Order:

@@ -40,13 +40,18 @@ class Exchanges:
             return partial(self._finish, _address(inputs[0]))
         assert isinstance(op, Begin), op
         begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]))
-        return partial(self._begin, begin, _address(outputs[0]))
+        return partial(_exchange, begin) if op.wait else partial(self._begin, begin, _address(outputs[0]))
 
     def _begin(self, begin: Callable[[], Run], key: int) -> None:
         self._waits[key] = begin()
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()
+
+
+def _exchange(begin: Callable[[], Run]) -> None:
+    """Begin an exchange, and wait for it at once."""
+    begin()()
 
 
 def with_polls(program: Program, plan: Plan, calls: Sequence[Run], exchanges: Exchanges) -> list[Run]:
@@ -57,7 +62,7 @@ def with_polls(program: Program, plan: Plan, calls: Sequence[Run], exchanges: Ex
     for step, call in zip(plan.steps, calls, strict=True):
         op = program.calls[step.action].op
         found.append(call)
-        under_way += isinstance(op, Begin) - isinstance(op, Finish)
+        under_way += (isinstance(op, Begin) and not op.wait) - isinstance(op, Finish)
         worked += program.actions[step.action].nanoseconds
         if under_way and worked >= EVERY:
             found.append(exchanges.world.poll)

@@ -20,7 +20,7 @@ def check_exchanges(program: Program, plan: Plan) -> None:
     for op in {call.op for call in program.calls if isinstance(call.op, Collective)}:
         if program.ranks % (op.ranks * op.stride):
             raise PlanError(f"{program.ranks} ranks are not made up of groups as {op} has them")
-    begins = {call.outputs[0].value: call for call in program.calls if isinstance(call.op, Begin)}
+    begins = {call.outputs[0].value: call for call in program.calls if _is_begun(call)}
     for action, call in zip(program.actions, program.calls):
         where = f"node {call.node!r}"
         if isinstance(call.op, Finish):
@@ -42,7 +42,7 @@ def check_exchanges(program: Program, plan: Plan) -> None:
         for value, begun in under_way.items():
             if begun.inputs[0].value in action.writes:
                 places[value].add(-1)
-        if isinstance(call.op, Begin):
+        if _is_begun(call):
             if call.outputs[0].value in under_way:
                 raise PlanError(f"node {call.node!r}: begins once more what is under way")
             under_way[call.outputs[0].value] = call
@@ -55,3 +55,8 @@ def check_exchanges(program: Program, plan: Plan) -> None:
                 raise PlanError(f"node {call.node!r}: {program.values[sent].name!r} was made again while it was sent")
     if under_way:
         raise PlanError(f"node {next(iter(under_way.values())).node!r}: what it begins is never waited for")
+
+
+def _is_begun(call: Call) -> bool:
+    """Whether a call begins an exchange that another one waits for."""
+    return isinstance(call.op, Begin) and not call.op.wait

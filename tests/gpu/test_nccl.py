@@ -164,6 +164,21 @@ def test_micro_batches(monkeypatch: pytest.MonkeyPatch, shard: str) -> None:
     assert_same(found[1], found[0])
 
 
+@needs_gcc
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_weights_that_are_gathered_again(
+    monkeypatch: pytest.MonkeyPatch, small_buckets: None, card: Callable[[], FakeCard]
+) -> None:
+    """What is recomputed reads them, and comes to the same."""
+    options: dict[str, Any] = {"shard": "parameters"}
+    plain = trained_on_cards(monkeypatch, 2, 12, card, **options)
+    found = trained_on_cards(monkeypatch, 2, 12, card, **options, checkpoint=["hidden0..hidden1"])
+    assert len(found[0].calls) > len(plain[0].calls)
+    for one, other in zip(found, plain):
+        assert_close(one, other)
+        assert one.calls == found[0].calls
+
+
 def test_ranks_that_run_in_other_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     step = fp.compile(mlp(6), fp.losses.cross_entropy, optim.SGD(0.01), target=TARGET, ranks=2)
 
@@ -237,6 +252,8 @@ def test_plans_are_made_without_a_card_and_have_prices() -> None:
     x = TensorType(FLOAT32, (400, 1000))
     begin, _, _ = made(collective.Begin(4, "shift", 3), [x], name=nccl.NAME)
     assert begin.instructions == (Exchange("shift", 3, input_at(0), output_at(0), x.nbytes, 4, 1),)
+    at_once, _, _ = made(collective.Begin(4, "shift", 3, wait=True), [x], name=nccl.NAME)
+    assert at_once.instructions == (*begin.instructions, Await(output_at(0)))
     finish, _, _ = made(collective.Finish(4), [x, x], name=nccl.NAME)
     assert finish.nanoseconds == 0 and finish.overwrites == ((0, 0),) and finish.instructions == (Await(output_at(0)),)
 

@@ -56,7 +56,8 @@ def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     if not x.is_dense:
         raise Refused(f"{x} has gaps")
     call = Exchange(op.kind, op.peer, input_at(0), output_at(0), x.type.nbytes, op.ranks, op.stride)
-    return LaunchKernel((call,) if x.type.size else ())
+    waits = (Await(output_at(0)),) if op.wait else ()
+    return LaunchKernel((call, *waits) if x.type.size else ())
 
 
 def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
