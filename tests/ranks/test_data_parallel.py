@@ -151,3 +151,15 @@ def test_weights_that_no_gradient_reaches(shard: str, monkeypatch: pytest.Monkey
     for name, value in alone.stored.items():
         np.testing.assert_allclose(found[0].stored[name], value, atol=1e-5, err_msg=name)
     assert set(found[0].stored) == set(alone.stored)
+
+
+def test_narrow_parts_are_made_again() -> None:
+    """What is gathered for the backward pass is another narrow copy of a rank's part than that of the forward pass, so
+    that none lies there in between.
+    """
+    options: Any = {"target": "numpy", "ranks": 2, "shard": "parameters", "precision": "bf16"}
+    step = fp.compile(gpt(2), fp.losses.cross_entropy, optim.SGD(0.1), **options)
+    assert step.graph is not None
+    gathers = [node for node in step.graph.nodes if node.op.name == "all_gather" and node.name.startswith("bucket")]
+    sent = [node.inputs[0] for node in gathers if node.inputs[0].dtype.name == "bfloat16"]
+    assert len(set(sent)) == len(sent) > 6 and sum(node.name.endswith("/again") for node in gathers) > 3

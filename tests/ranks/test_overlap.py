@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from foreplan.graph import Builder, Graph, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value, as_dtype
 from foreplan.graph.verify import verify_graph
 from foreplan.lower import chosen_target
-from foreplan.ops.collective import AllToAll, Begin, Finish
+from foreplan.ops.collective import AllGather, AllToAll, Finish, Shift
 from foreplan.ops.map import elementwise
 from foreplan.passes.decompose import decompose
 from foreplan.passes.ranks import overlap_exchanges
@@ -28,8 +28,8 @@ def drawn(rng: Random) -> Graph:
     for _ in range(rng.randint(5, 40)):
         values = made[rng.choice([LARGE, SMALL])]
         one, two = (rng.choice(values[-6:]) for _ in range(2))
-        exchanged = rng.random() < 0.4
-        values.append(b.apply(AllToAll(2), one) if exchanged else elementwise(b, lambda x, y: x + 2 * y, one, two))
+        exchange = rng.choice([AllToAll(2), AllToAll(2), Shift(2), None, None, None])
+        values.append(b.apply(exchange, one) if exchange else elementwise(b, lambda x, y: x + 2 * y, one, two))
     return b.finish({f"y{i}": x for i, x in enumerate(x for values in made.values() for x in values)})
 
 
@@ -51,7 +51,8 @@ def test_drawn_graphs(seed: int) -> None:
         if isinstance(node.op, Finish):
             begun, sent, *others = node.inputs
             assert sent.type.nbytes > SOON or not others
-            assert all(isinstance(found.producer[other].op, Begin) for other in others)
+            kinds = {found.producer[other].op.kind for other in (begun, *others)}  # type: ignore[attr-defined]
+            assert len(kinds) == 1
             assert all(place[begun] < place[other] < place[node.outputs[0]] for other in others)
 
 
@@ -77,3 +78,22 @@ def test_work_goes_on_beside_large_exchanges() -> None:
 
 def test_small_ones_are_waited_for_at_once() -> None:
     assert " ".join(order(SMALL)) == ("made0 begin0 wait0 used0 made1 begin1 wait1 used1 made2 begin2 wait2 used2")
+
+
+def test_kinds_do_not_wait_for_one_another() -> None:
+    """What is gathered needs nothing that was computed: it begins at once, and what was sent before goes on."""
+    b = Builder("line")
+    x = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
+    used = []
+    for i in range(2):
+        x = elementwise(b, lambda x: x * 2.0, x, name=f"made{i}")
+        for what, op in (("sent", AllToAll(2)), ("gathered", AllGather(2))):
+            stored = b.store(f"part{i}", x.type, Kind.FROZEN, Fill(0.0))
+            b.scope = f"{what}{i}/"
+            exchanged = b.apply(op, x if what == "sent" else stored)
+            b.scope = ""
+            used.append(elementwise(b, lambda y: y + 1.0, exchanged, name=f"used_{what}{i}"))
+    nodes = [n.name for n in in_line(b.finish({f"y{i}": value for i, value in enumerate(used)})).nodes]
+    at = {f"{name.partition('/')[0]} begins" if "begin" in name else name: i for i, name in enumerate(nodes)}
+    assert at["gathered0 begins"] < at["made1"] < at["sent1 begins"] < at["used_sent0"]
+    assert at["gathered1 begins"] < at["used_gathered0"]

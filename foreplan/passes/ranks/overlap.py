@@ -1,4 +1,4 @@
-"""Exchanges that go on while the step computes: each is waited for when the next one has begun."""
+"""Exchanges that go on while the step computes: each is waited for when the next one of its kind has begun."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as i
 
 
 def overlap_exchanges(graph: Graph) -> Graph:
-    """The graph in which what waits for an exchange stands behind the beginning of the next one, with all that depends
-    on it; two exchanges are then under way at a time, and the backward pass goes on beside them. A graph without
-    exchanges as it is.
+    """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
+    that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
+    them. A graph without exchanges as it is. Kinds do not wait for one another: to gather weights needs nothing that is
+    computed, so that it begins at once behind an exchange of gradients, which then would be waited for at once.
 
     The wait also reads what the next one has begun, so that no plan moves it before. Small exchanges stay where they
     are, such as those of batch normalisation, on which all that follows depends.
@@ -36,6 +37,7 @@ class _Line:
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
+        self.kind = {node.outputs[0]: node.op.kind for node in graph.nodes if isinstance(node.op, Begin)}
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
@@ -47,7 +49,7 @@ class _Line:
             if self.coming:
                 self.take(heapq.heappop(self.coming))
             else:
-                self.release(1, ())
+                self.release(self.groups[:1], ())
         return self.nodes
 
     def take(self, at: int) -> None:
@@ -62,16 +64,18 @@ class _Line:
         else:
             self.nodes.append(node)
             if isinstance(node.op, Begin) and _is_large(node):
-                self.release(len(self.groups), node.outputs)
+                kind = node.op.kind
+                alike = [group for group in self.groups if self.kind[self.given[group[0]].inputs[0]] == kind]
+                self.release(alike, node.outputs)
 
     def wait(self, at: int, group: list[int]) -> None:
         """Let a node wait in a group."""
         group.append(at)
         self.group_of.update((value, group) for value in self.given[at].outputs)
 
-    def release(self, count: int, begun: tuple[Value, ...]) -> None:
-        """Let the oldest groups come again, given what has begun since."""
-        released, self.groups = self.groups[:count], self.groups[count:]
+    def release(self, released: list[list[int]], begun: tuple[Value, ...]) -> None:
+        """Let groups come again, given what has begun since."""
+        self.groups = [group for group in self.groups if not any(group is each for each in released)]
         for group in released:
             first = group[0]
             self.given[first] = replace(self.given[first], inputs=(*self.given[first].inputs, *begun))

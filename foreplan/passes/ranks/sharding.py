@@ -175,7 +175,8 @@ class _Homes:
             return bucket.home
         if (bucket, late) not in self.rows:
             b = self.b
-            b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION
+            # A narrow copy is made once more, too: `share_common` keeps what is of the backward pass apart.
+            b.scope, b.kind = f"{bucket.home.name}/", Kind.GRADIENT if late else Kind.ACTIVATION
             row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
             if bucket.group.ranks > 1:
                 row = b.apply(bucket.group.op(AllGather, time=int(late)), row, name="again" if late else "whole")
