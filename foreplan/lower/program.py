@@ -12,6 +12,7 @@ from foreplan.graph.flat import Flat
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Collective
+from foreplan.ops.point_to_point import BeginMessage
 from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
 
@@ -189,6 +190,11 @@ class Program(Problem):
         """How many ranks run it together."""
         parts = [slot.init.ranks for slot in self.stored if isinstance(slot.init, Flat)]
         return max([1, *parts, *(call.op.ranks for call in self.calls if isinstance(call.op, Collective))])
+
+    @cached_property
+    def is_stage(self) -> bool:
+        """Whether it is the step of one stage: other ranks run other programs."""
+        return any(isinstance(call.op, BeginMessage) for call in self.calls)
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

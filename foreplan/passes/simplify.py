@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
+from foreplan.ops.collective import Collective
 from foreplan.ops.evaluate import computed, content
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
@@ -21,7 +22,7 @@ def fold_constants(graph: Graph) -> Graph:
 
     This serves files and traced functions that compute with constants, and passes that leave constants behind.
 
-    Ensures: same results; random ops and views stay.
+    Ensures: same results; random ops, views and what goes between ranks stay.
     """
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
@@ -30,6 +31,7 @@ def fold_constants(graph: Graph) -> Graph:
             not small
             or node.op.is_view
             or node.op.is_random
+            or isinstance(node.op, Collective)
             or not all(value.kind is Kind.CONSTANT for value in inputs)
         ):
             return None

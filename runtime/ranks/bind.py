@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin, Collective, Finish, OfRank
+from foreplan.ops.point_to_point import BeginMessage, BeginReceive
 from foreplan.planner.plan import Plan
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.launch import current
@@ -37,11 +38,18 @@ class Exchanges:
             return self.world.poll
         if isinstance(op, Finish):
             return partial(self._finish, _address(inputs[0]))
+        if isinstance(op, BeginMessage):
+            key, arrives = _address(outputs[0]), isinstance(op, BeginReceive)
+            return partial(self._begin_message, op, _bytes(outputs[0] if arrives else inputs[0]), key)
         assert isinstance(op, Begin), op
         return partial(self._begin, op, _bytes(inputs[0]), _bytes(outputs[0]), _address(outputs[0]))
 
     def _begin(self, op: Begin, source: np.ndarray, into: np.ndarray, key: int) -> None:
         self._waits[key] = self.world.begin(op.kind, op.peer, source, into)
+
+    def _begin_message(self, op: BeginMessage, content: np.ndarray, key: int) -> None:
+        begin = self.world.receive if isinstance(op, BeginReceive) else self.world.send
+        self._waits[key] = begin((self.world.rank + op.peer) % self.world.size, op.time, content)
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()

@@ -114,6 +114,6 @@ def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: Wor
         row = next(each.operand for each in program.stored if each.operand.value == slot.operand.value)
         return SpreadPlace(bound, slot, row, offset, world)
     inner = bound.place(slot.operand, offset)
-    if world.size > 1 and isinstance(slot.init, RandomSeed):
+    if world.size > 1 and isinstance(slot.init, RandomSeed) and not program.is_stage:
         return SeedPlace(inner, slot.operand.type, world)
     return inner

@@ -34,6 +34,16 @@ class World(Protocol):
             into: bytes that arrive.
         """
 
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """Begin to send bytes to a rank, which stay as they are until the end; the returned call waits until then.
+
+        Args:
+            number: of the message, which that rank receives by the same number.
+        """
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """Begin to receive bytes from a rank; the returned call waits until they are there."""
+
     def poll(self) -> None:
         """Let what has begun go on."""
 
@@ -58,6 +68,14 @@ class Alone:
         """A copy."""
         np.copyto(into, source)
         return self.poll
+
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """There is no other."""
+        raise AssertionError(f"one rank sends to rank {rank}")
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """There is no other."""
+        raise AssertionError(f"one rank receives from rank {rank}")
 
     def poll(self) -> None:
         """Nothing goes on."""

@@ -1,0 +1,69 @@
+"""What a stage sends and receives, in one order that every plan keeps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foreplan.graph import Builder, Fill, Kind, TensorType, Value
+from foreplan.ops.collective import Finish
+from foreplan.ops.point_to_point import TOKEN, BeginReceive, BeginSend
+
+
+class Begun(NamedTuple):
+    """A message that is under way.
+
+    Attributes:
+        result: of what began it, which `finish_exchange` takes.
+        first: what that read first: the tensor that is sent.
+    """
+
+    result: Value
+    first: Value
+
+
+class Wire:
+    """The messages of one stage.
+
+    Each begins behind those before it, and each wait stands behind all that have begun before it. So no order of a plan
+    makes stages wait for one another in a circle, if the order in which they are listed does not: moved forward or back,
+    nothing waits for more before it begins a message.
+    """
+
+    def __init__(self, b: Builder, stage: int, stages: int) -> None:
+        self.b, self.stage, self.stages = b, stage, stages
+        self._behind = b.store("order", TOKEN, Kind.CONSTANT, Fill(0))
+        self._sent: Value | None = None  # what is there when all that was waited for has been sent
+        self._sending: list[Begun] = []
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """What is there when all has been sent."""
+        self.finish_sends()
+        return (self._behind,) if self._sent is None else (self._behind, self._sent)
+
+    def send(self, value: Value, to: int, number: int) -> None:
+        """Begin to send a value to a stage; `finish_sends` waits for it."""
+        op = BeginSend(self.stages, peer=self._further(to), time=number)
+        token, self._behind = self.b.node(op, value, self._behind, name="send")
+        self._sending.append(Begun(token, value))
+
+    def receive(self, type: TensorType, source: int, number: int) -> Begun:
+        """Begin to receive a value of a stage."""
+        op = BeginReceive(self.stages, peer=self._further(source), time=number, shape=type.shape, dtype=type.dtype)
+        before = self._behind
+        place, self._behind = self.b.node(op, before, name="receive")
+        return Begun(place, before)
+
+    def received(self, begun: Begun, name: str) -> Value:
+        """Wait for what is received."""
+        return self.b.apply(Finish(self.stages), *begun, self._behind, name=name)
+
+    def finish_sends(self) -> None:
+        """Wait for all that is being sent."""
+        for begun in self._sending:
+            before = (self._behind,) if self._sent is None else (self._behind, self._sent)
+            self._sent = self.b.apply(Finish(self.stages), *begun, *before, name="sent")
+        self._sending = []
+
+    def _further(self, stage: int) -> int:
+        return (stage - self.stage) % self.stages
