@@ -12,6 +12,7 @@ from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
 
 Result = TypeVar("Result")
+Key = tuple[int, int, int]  # of a message: from, to, number
 
 
 class Meeting:
@@ -22,6 +23,8 @@ class Meeting:
         self.barrier = threading.Barrier(size, timeout=60)
         self.given: dict[int, dict[int, Any]] = {}
         self.lock = threading.Condition()
+        # Of messages: what is sent and where it arrives, each when its side has begun.
+        self.sides: dict[Key, dict[str, np.ndarray]] = {}
 
     def give(self, call: int, rank: int, content: Any) -> None:
         """Give something for the call of that number."""
@@ -35,6 +38,27 @@ class Meeting:
             done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=60)
             assert done, f"call {call}: only ranks {sorted(self.given.get(call, {}))} have come"
             return [self.given[call][rank] for rank in range(self.size)]
+
+    def begin(self, key: Key, side: str, array: np.ndarray) -> Run:
+        """One side of a message begins. Its bytes move when either side waits and both have begun."""
+        with self.lock:
+            assert side not in self.sides.setdefault(key, {}), f"message {key} begins twice"
+            self.sides[key][side] = array
+            self.lock.notify_all()
+        return lambda: self.move(key, side)
+
+    def move(self, key: Key, side: str) -> None:
+        """One side waits until the bytes have moved."""
+        with self.lock:
+            begun = self.sides[key]
+            assert self.lock.wait_for(lambda: len(begun) >= 2, timeout=60), f"message {key}: only {list(begun)} has begun"
+            if "arrived" not in begun:
+                assert begun["from"].shape == begun["into"].shape, key
+                begun["into"][...] = begun["from"]
+                begun["arrived"] = begun["into"]
+            else:
+                del self.sides[key]
+            self.lock.notify_all()
 
 
 class Thread:
@@ -69,6 +93,17 @@ class Thread:
         else:
             into[...] = sources[(self.rank - peer) % self.size]
         self.meeting.barrier.wait()  # nobody changes what it sends before all have it
+
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """One side of a message."""
+        self.log.append(("send", rank, source.size, 0))
+        return self.meeting.begin((self.rank, rank, number), "from", source)
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """The other side: garbage lies there before the wait."""
+        self.log.append(("receive", rank, 0, into.size))
+        into.fill(0xA5)
+        return self.meeting.begin((rank, self.rank, number), "into", into)
 
     def poll(self) -> None:
         """Nothing."""

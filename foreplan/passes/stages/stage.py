@@ -93,16 +93,16 @@ class _Stage:
     def run(self) -> Graph:
         """The step."""
         units = units_of(self.stage, self.last + 1, self.count)
-        begun = self.begin(units[0])
+        begun, sending = self.begin(units[0]), list[Begun]()
         for at, unit in enumerate(units):
             behind = self.begin(units[at + 1]) if at + 1 < len(units) else {}
             received = {value: self.received(unit, value, each) for value, each in begun.items()}
             results = self.forward(unit.number, received) if unit.forward else self.backward(unit.number, received)
-            self.wire.finish_sends()
-            for number, value in enumerate(results):
-                to = self.stage + (1 if unit.forward else -1)
-                self.wire.send(value, to, unit.number * len(results) + number)
+            self.wire.finish(sending)
+            to, first = self.stage + (1 if unit.forward else -1), unit.number * len(results)
+            sending = [self.wire.send(value, to, first + i) for i, value in enumerate(results)]
             begun = behind
+        self.wire.finish(sending)
         self.b.kind, self.b.scope, self.b.source = Kind.GRADIENT, "", ""
         updates = {old: new for old, new in self.content.items() if old is not new}
         assert self.updater is not None

@@ -11,7 +11,7 @@ from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.stages.layout import Layout
-from foreplan.passes.stages.wire import Begun, Wire
+from foreplan.passes.stages.wire import Wire
 
 
 class StageUpdater(Updater):
@@ -34,23 +34,23 @@ class StageUpdater(Updater):
         self.seen = [value.name for value in layout.graph.parameters]  # patterns may be about those of other stages
         tied = (value for value in layout.graph.parameters if len(layout.holders(value)) > 1)
         self.number = {value: first + 1 + i for i, value in enumerate(tied)}
-        self.sums: list[tuple[Value, Sum]] = []
+        self.tied: list[tuple[Value, Value]] = []  # with their gradients
 
     def update(self, parameter: Value, gradient: Value, home: Value | None = None) -> None:
-        """Add the update of one parameter, or begin to sum its gradient over stages."""
+        """Add the update of one parameter. One of several stages waits until this one has sent all else: others would
+        wait for what is sent behind it.
+        """
         if parameter in self.number:
-            holders = self.layout.holders(parameter)
-            self.sums.append((parameter, Sum(self.wire, gradient, holders, self.number[parameter])))
+            self.tied.append((parameter, gradient))
         else:
             super().update(parameter, gradient, home)
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait."""
-        for parameter, of_stages in self.sums:
-            self.b.scope = f"{parameter.name}/"
-            total = of_stages.finish(self.b)
-            super().update(parameter, total)
-            if self.squares and self.wire.stage != self.layout.holders(parameter)[0]:
+        for parameter, gradient in sorted(self.tied, key=lambda pair: self.number[pair[0]]):
+            self.b.scope, holders = f"{parameter.name}/", self.layout.holders(parameter)
+            super().update(parameter, self.sum_over(holders, gradient, self.number[parameter]))
+            if self.squares and self.wire.stage != holders[0]:
                 self.squares.pop()
         self.b.scope = ""
         return super().finish()
@@ -60,31 +60,20 @@ class StageUpdater(Updater):
         if not self.squares:
             self.squares.append(self.b.store("no_squares", TensorType(FLOAT64, ()), Kind.CONSTANT, Fill(0.0)))
         own = super()._sum_of_all_squares()
-        return Sum(self.wire, own, self.layout.training, self.first).finish(self.b)
+        return self.sum_over(self.layout.training, own, self.first)
 
-
-class Sum:
-    """A sum over some stages, each of which sends what it has to all others."""
-
-    def __init__(self, wire: Wire, own: Value, stages: Sequence[int], number: int) -> None:
-        """Begin.
+    def sum_over(self, stages: Sequence[int], own: Value, number: int) -> Value:
+        """The sum of what some stages have, in their order: each sends it to all others.
 
         Args:
-            own: what this stage has.
-            stages: ascending, this one among them.
             number: of the message.
         """
-        self.wire, self.own, self.stages = wire, own, stages
-        others = [stage for stage in stages if stage != wire.stage]
-        self.begun: dict[int, Begun] = {stage: wire.receive(own.type, stage, number) for stage in others}
-        for stage in others:
-            wire.send(own, stage, number)
-
-    def finish(self, b: Builder) -> Value:
-        """The sum, added in the order of stages."""
-        received = {stage: self.wire.received(begun, "received") for stage, begun in self.begun.items()}
-        terms = [received.get(stage, self.own) for stage in self.stages]
-        total = terms[0]
-        for term in terms[1:]:
-            total = elementwise(b, lambda x, y: x + y, total, term, name="sum_of_stages")
+        wire, others = self.wire, [stage for stage in stages if stage != self.wire.stage]
+        begun = {stage: wire.receive(own.type, stage, number) for stage in others}
+        sending = [wire.send(own, stage, number) for stage in others]
+        terms = {stage: wire.received(each, "received") for stage, each in begun.items()} | {wire.stage: own}
+        wire.finish(sending)
+        total, *rest = (terms[stage] for stage in stages)
+        for term in rest:
+            total = elementwise(self.b, lambda x, y: x + y, total, term, name="sum_of_stages")
         return total

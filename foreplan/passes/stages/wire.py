@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
@@ -33,19 +34,17 @@ class Wire:
         self.b, self.stage, self.stages = b, stage, stages
         self._behind = b.store("order", TOKEN, Kind.CONSTANT, Fill(0))
         self._sent: Value | None = None  # what is there when all that was waited for has been sent
-        self._sending: list[Begun] = []
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """What is there when all has been sent."""
-        self.finish_sends()
+        """What is there when all has begun, and all that was waited for has been sent."""
         return (self._behind,) if self._sent is None else (self._behind, self._sent)
 
-    def send(self, value: Value, to: int, number: int) -> None:
-        """Begin to send a value to a stage; `finish_sends` waits for it."""
+    def send(self, value: Value, to: int, number: int) -> Begun:
+        """Begin to send a value to a stage."""
         op = BeginSend(self.stages, peer=self._further(to), time=number)
         token, self._behind = self.b.node(op, value, self._behind, name="send")
-        self._sending.append(Begun(token, value))
+        return Begun(token, value)
 
     def receive(self, type: TensorType, source: int, number: int) -> Begun:
         """Begin to receive a value of a stage."""
@@ -58,12 +57,10 @@ class Wire:
         """Wait for what is received."""
         return self.b.apply(Finish(self.stages), *begun, self._behind, name=name)
 
-    def finish_sends(self) -> None:
-        """Wait for all that is being sent."""
-        for begun in self._sending:
-            before = (self._behind,) if self._sent is None else (self._behind, self._sent)
-            self._sent = self.b.apply(Finish(self.stages), *begun, *before, name="sent")
-        self._sending = []
+    def finish(self, sending: Iterable[Begun]) -> None:
+        """Wait for what is sent."""
+        for begun in sending:
+            self._sent = self.b.apply(Finish(self.stages), *begun, *self.ends, name="sent")
 
     def _further(self, stage: int) -> int:
         return (stage - self.stage) % self.stages
