@@ -5,18 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.errors import SessionError
+from foreplan.frontend import nn
 from foreplan.graph import Graph
+from foreplan.lower.stage_times import run_stages
 from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone, trained_in_stages
+from tests.ranks.threads import Thread, run
+
+GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
+LLAMA = "llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"
+
+
+def dropped() -> Graph:
+    """Layers with dropout between them."""
+
+    def model(x: Any = fp.spec((4, 12))) -> Any:
+        for number in range(3):
+            x = nn.dropout(nn.relu(nn.linear(x, 16, name=f"layer{number}")), 0.3)
+        return nn.linear(x, 10, name="head")
+
+    return fp.trace(model)
+
 
 MODELS: dict[str, Callable[[], Graph]] = {
     "mlp": lambda: fp.models.build("mlp:width=23,layers=4,batch=3"),
-    "gpt": lambda: fp.models.build("gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"),
-    "gpt untied": lambda: fp.models.build("llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"),
-    "resnet": lambda: fp.models.build("resnet18:size=32,classes=10,batch=2"),
+    "tied": lambda: fp.models.build(GPT),
+    "untied": lambda: fp.models.build(LLAMA),
+    "dropout": dropped,
 }
 
 
@@ -24,7 +44,44 @@ MODELS: dict[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_stages_train_as_one_process(model: Callable[[], Graph], stages: int, micro_batches: int) -> None:
-    graph = model()
-    alone, batches = trained_alone(graph, micro_batches, optimizer=optim.Momentum(0.01))
-    found = trained_in_stages(compiled_stages(graph, stages, micro_batches, optimizer=optim.Momentum(0.01)), batches)
-    assert_as_alone(found, alone)
+    """Random masks, too, are those of one process."""
+    graph, optimizer = model(), optim.Momentum(0.01)
+    alone, batches = trained_alone(graph, micro_batches, optimizer=optimizer)
+    compiled = compiled_stages(graph, stages, micro_batches, optimizer=optimizer)
+    assert_as_alone(trained_in_stages(compiled, batches), alone)
+    run_stages([(each.program, each.plan) for each in compiled])  # raises where stages would wait for ever
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_running_statistics_go_from_one_micro_batch_to_the_next(stages: int) -> None:
+    graph, optimizer = fp.models.build("resnet18:size=64,classes=10,batch=4"), optim.Momentum(1e-4)
+    alone, batches = trained_alone(graph, 3, steps=1, optimizer=optimizer)
+    found = trained_in_stages(compiled_stages(graph, stages, 3, optimizer=optimizer), batches)
+    assert_as_alone(found, alone, 1e-4)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "norm of all": {"optimizer": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
+    "groups": {"optimizer": optim.SGD(0.1, groups=[optim.Group("wte*", rate=3.0), optim.Group("*ln_f*", rate=0.5)])},
+    "averages": {"optimizer": optim.SGD(optim.cosine(0.1, steps=10), ema=0.9)},
+    "cpu": {"optimizer": optim.SGD(0.1), "target": "cpu:threads=1"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
+    graph = fp.models.build(GPT)
+    alone, batches = trained_alone(graph, 4, **OPTIONS[name])
+    found = trained_in_stages(compiled_stages(graph, 3, 4, **OPTIONS[name]), batches)
+    assert_as_alone(found, alone, 1e-4 if name == "norm of all" else 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_numbers(precision: str) -> None:
+    """Sums over micro-batches have one order; what crosses is narrow in one process, too. With fp16 an overflow in any
+    stage leaves all of them as they were.
+    """
+    graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": precision}
+    alone, batches = trained_alone(graph, 4, **options)
+    found = trained_in_stages(compiled_stages(graph, 3, 4, **options), batches)
+    assert_as_alone(found, alone, 2e-3)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from foreplan.errors import ModelError, UsageError
-from foreplan.graph import Graph, Kind, Node, Value
+from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
 from foreplan.graph.walk import live_nodes
-from foreplan.ops.pullback import depending
+from foreplan.ops.pullback import Pullback, depending
+from foreplan.passes.autodiff import pull_back
 from foreplan.passes.stages.cuts import best_cuts
 from foreplan.units import format_bytes, format_seconds
 
-Price = Callable[[Node], int]  # the predicted time of a forward node, in nanoseconds
-BACKWARD = 2  # times as long as forward: each product is followed by two
+Price = Callable[[Node], int]  # the predicted time of a node, in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,12 @@ def laid_out(graph: Graph, stages: int, price: Price) -> Layout:
     Requires: `graph.loss` is set; ops are in training form.
 
     Args:
-        price: of a forward node; backward counts as twice as long.
+        price: of a node, forward or backward.
 
     Raises:
         UsageError: the model has fewer nodes than stages, or the running statistics of a layer are read in two.
         ModelError: the loss depends on no parameter.
+        UnsupportedError: an op on the way has no derivative; names the node.
     """
     assert graph.loss is not None
     whole = Layout(graph, (), ())
@@ -154,7 +155,8 @@ def laid_out(graph: Graph, stages: int, price: Price) -> Layout:
             f"stages={stages}: the model {graph.name!r} has {len(line)} operations, and each stage needs one: take "
             f"{len(line)} stages or fewer"
         )
-    times = [(1 + BACKWARD) * price(node) for node in line]
+    of_node = _times(graph, whole.wanted, price)
+    times = [of_node[node] for node in line]
     starts = (0, *best_cuts(times, _traffic(line, whole.wanted), stages), len(line))
     stage_of = {node: stage for stage in range(stages) for node in line[starts[stage] : starts[stage + 1]]}
     place: dict[Value, int] = {}
@@ -179,6 +181,21 @@ def _of_stored(nodes: Iterable[Node]) -> frozenset[Node]:
             found.add(node)
             made.update(node.outputs)
     return frozenset(found)
+
+
+def _times(graph: Graph, wanted: frozenset[Value], price: Price) -> dict[Node, int]:
+    """The time of each node, with that of the nodes that its derivative takes."""
+    assert graph.loss is not None
+    b = Builder(base=graph)
+    b.kind, b.wanted = Kind.GRADIENT, wanted
+    walk = Pullback(b)
+    walk.add(graph.loss, b.store("one", graph.loss.type, Kind.CONSTANT, Fill(1.0)))
+    found = {}
+    for node in reversed(graph.nodes):
+        first = len(b.nodes)
+        pull_back(walk, node)
+        found[node] = price(node) + sum(map(price, b.nodes[first:]))
+    return found
 
 
 def _traffic(line: Sequence[Node], wanted: frozenset[Value]) -> list[int]:

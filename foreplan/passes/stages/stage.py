@@ -100,6 +100,7 @@ class _Stage:
             results = self.forward(unit.number, received) if unit.forward else self.backward(unit.number, received)
             self.wire.finish(sending)
             to, first = self.stage + (1 if unit.forward else -1), unit.number * len(results)
+            self.wire.work_done(None if results else self.b.nodes[-1].outputs[0])
             sending = [self.wire.send(value, to, first + i) for i, value in enumerate(results)]
             begun = behind
         self.wire.finish(sending)

@@ -34,6 +34,7 @@ class Wire:
         self.b, self.stage, self.stages = b, stage, stages
         self._behind = b.store("order", TOKEN, Kind.CONSTANT, Fill(0))
         self._sent: Value | None = None  # what is there when all that was waited for has been sent
+        self._done: tuple[Value, ...] = ()  # what is there when the work before the next wait is done
 
     @property
     def ends(self) -> tuple[Value, ...]:
@@ -55,7 +56,11 @@ class Wire:
 
     def received(self, begun: Begun, name: str) -> Value:
         """Wait for what is received."""
-        return self.b.apply(Finish(self.stages), *begun, self._behind, name=name)
+        return self.b.apply(Finish(self.stages), *begun, self._behind, *self._done, name=name)
+
+    def work_done(self, last: Value | None) -> None:
+        """Let the waits that follow stand behind the value that ends some work; None: they do so in any case."""
+        self._done = () if last is None else (last,)
 
     def finish(self, sending: Iterable[Begun]) -> None:
         """Wait for what is sent."""
