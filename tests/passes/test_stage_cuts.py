@@ -116,12 +116,12 @@ def test_what_only_stored_values_make_crosses_nowhere() -> None:
     half = elementwise(b, lambda w: w * 0.5, weight, name="half")
     for name in ("first", "second", "third", "fourth"):
         x = elementwise(b, lambda x, w: x * w + 1.0, x, half if name != "second" else weight, name=name)
-    graph = b.finish({}, loss=reduce(b, "sum", x, name="sum"))
+    graph = b.finish({}, loss=reduce(b, "sum", x))
     found = laid_out(graph, 3, lambda node: int(node.name in ("first", "second", "fourth")))
     assert [[node.name for node in nodes] for nodes in found.nodes] == [
         ["half", "first"],
         ["second"],
-        ["half", "third", "fourth", "sum"],
+        ["half", "third", "fourth", "reduce"],
     ]
     assert [[value.name for value in values] for values in found.crossing] == [["first"], ["second"]]
     assert found.holders(weight) == (0, 1, 2)
