@@ -40,10 +40,9 @@ def message_of(program: Program, action: int, rank: int) -> Message:
     """The message whose side on a rank an action begins."""
     call = program.calls[action]
     assert isinstance(call.op, BeginMessage)
-    other = (rank + call.op.peer) % call.op.ranks
     if isinstance(call.op, BeginSend):
-        return Message(rank, other, call.op.time, call.inputs[0].type.nbytes)
-    return Message(other, rank, call.op.time, call.outputs[0].type.nbytes)
+        return Message(rank, call.op.peer, call.op.time, call.inputs[0].type.nbytes)
+    return Message(call.op.peer, rank, call.op.time, call.outputs[0].type.nbytes)
 
 
 def messages_of(program: Program, plan: Plan, rank: int) -> Messages:

@@ -1,8 +1,7 @@
 """Messages: a tensor goes from one rank to one other. Each rank may run a graph of its own.
 
-A message begins on both sides, and each side waits for it by `finish_exchange`. A rank is named by how many ranks
-further it stands, the first one behind the last. What begins has a second result, one byte without meaning: what reads
-it stands behind. So the messages of a rank have one order in every plan.
+A message begins on both sides, and each side waits for it by `finish_exchange`. What begins has a second result, one
+byte without meaning: what reads it stands behind. So the messages of a rank have one order in every plan.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class BeginMessage(Begin):
     """Begins one side of a message.
 
     Attributes:
-        peer: how many ranks further the other side is.
+        peer: the rank on the other side.
         time: the number of the message, of those that go from one rank to another.
     """
 
     def __post_init__(self) -> None:
-        if self.ranks < 2 or not 0 < self.peer < self.ranks:
-            raise ValueError(f"a message goes to another of 2 ranks or more, and not from {self.peer} of {self.ranks}")
+        if self.ranks < 2 or not 0 <= self.peer < self.ranks:
+            raise ValueError(f"a message goes to another of 2 ranks or more, and not to rank {self.peer} of {self.ranks}")
         if self.kind != type(self).kind or self.time < 0:
             raise ValueError(f"kind must be {type(self).kind!r}, and time 0 or more: {self.kind!r}, {self.time}")
 

@@ -49,7 +49,7 @@ class Exchanges:
 
     def _begin_message(self, op: BeginMessage, content: np.ndarray, key: int) -> None:
         begin = self.world.receive if isinstance(op, BeginReceive) else self.world.send
-        self._waits[key] = begin((self.world.rank + op.peer) % self.world.size, op.time, content)
+        self._waits[key] = begin(op.peer, op.time, content)
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()

@@ -100,7 +100,7 @@ class _Stage:
             results = self.forward(unit.number, received) if unit.forward else self.backward(unit.number, received)
             self.wire.finish(sending)
             to, first = self.stage + (1 if unit.forward else -1), unit.number * len(results)
-            self.wire.work_done(None if results else self.b.nodes[-1].outputs[0])
+            self.wire.work_done(self.ends(unit))
             sending = [self.wire.send(value, to, first + i) for i, value in enumerate(results)]
             begun = behind
         self.wire.finish(sending)
@@ -110,6 +110,12 @@ class _Stage:
         updates |= self.updater.finish()
         loss = self.shared_loss()
         return self.b.finish({}, updates, loss)
+
+    def ends(self, unit: Unit) -> list[Value]:
+        """What a unit of work ends with, beside what it sends: no plan puts it off until other units have run."""
+        if not unit.forward:
+            return list(self.sums.values())
+        return [] if self.loss is None else [self.loss]
 
     def begin(self, unit: Unit) -> dict[Value, Begun]:
         """Begin to receive what a unit of work reads, by value of the forward graph."""

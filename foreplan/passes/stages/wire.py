@@ -43,13 +43,13 @@ class Wire:
 
     def send(self, value: Value, to: int, number: int) -> Begun:
         """Begin to send a value to a stage."""
-        op = BeginSend(self.stages, peer=self._further(to), time=number)
+        op = BeginSend(self.stages, peer=to, time=number)
         token, self._behind = self.b.node(op, value, self._behind, name="send")
         return Begun(token, value)
 
     def receive(self, type: TensorType, source: int, number: int) -> Begun:
         """Begin to receive a value of a stage."""
-        op = BeginReceive(self.stages, peer=self._further(source), time=number, shape=type.shape, dtype=type.dtype)
+        op = BeginReceive(self.stages, peer=source, time=number, shape=type.shape, dtype=type.dtype)
         before = self._behind
         place, self._behind = self.b.node(op, before, name="receive")
         return Begun(place, before)
@@ -58,14 +58,11 @@ class Wire:
         """Wait for what is received."""
         return self.b.apply(Finish(self.stages), *begun, self._behind, *self._done, name=name)
 
-    def work_done(self, last: Value | None) -> None:
-        """Let the waits that follow stand behind the value that ends some work; None: they do so in any case."""
-        self._done = () if last is None else (last,)
+    def work_done(self, results: Iterable[Value]) -> None:
+        """Let what is received from now on be waited for behind some work, which ends with these values."""
+        self._done = tuple(results)
 
     def finish(self, sending: Iterable[Begun]) -> None:
         """Wait for what is sent."""
         for begun in sending:
             self._sent = self.b.apply(Finish(self.stages), *begun, *self.ends, name="sent")
-
-    def _further(self, stage: int) -> int:
-        return (stage - self.stage) % self.stages
