@@ -334,8 +334,8 @@ class Options:
             "Cut the model into so many stages, each on a rank of its own, through which micro-batches go one behind "
             "the other.",
             more="Each stage keeps the parameters of its part of the model alone. Cuts are where stages take about as "
-            "long, and the fewest bytes cross. `accumulate` says how many micro-batches there are, and ranks must be as "
-            "many as stages. A compiled step is that of one `stage`; `foreplan.staged` has all of them.",
+            "long, and the fewest bytes cross. `accumulate` says how many micro-batches there are, and ranks must be "
+            "as many as stages. A compiled step is that of one `stage`; `foreplan.staged` has all of them.",
             flag="--stages",
             value="N",
             least=1,

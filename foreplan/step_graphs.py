@@ -151,15 +151,20 @@ def _check_stages(graph: Graph, options: Options) -> None:
         )
     if ranks != stages:
         raise UsageError(
-            f"ranks={ranks} and stages={stages}: each stage is one rank so far, so take ranks={stages}, or stages={ranks}"
+            f"ranks={ranks} and stages={stages}: each stage is one rank so far, so take ranks={stages}, or "
+            f"stages={ranks}"
         )
     if options.stage >= stages:
         raise UsageError(f"stage={options.stage} is none of {stages} stages, from 0 to {stages - 1}")
     if options.shard != "none":
-        raise UsageError(f"shard={options.shard!r} spreads over ranks of one stage, and each stage is one rank: leave it out")
+        raise UsageError(
+            f"shard={options.shard!r} spreads over ranks of one stage, and each stage is one rank: leave it out"
+        )
     for name in _NOT_WITH_STAGES:
         if getattr(options, name):
-            raise UsageError(f"{name} is for a step that one rank runs whole, and not for stages={stages}: leave it out")
+            raise UsageError(
+                f"{name} is for a step that one rank runs whole, and not for stages={stages}: leave it out"
+            )
 
 
 def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:

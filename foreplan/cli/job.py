@@ -28,8 +28,8 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     """
     if settings.step.stages > 1:
         raise UsageError(
-            "`train` runs one step on all ranks, and each stage is a step of its own: leave --stages out, or run stages "
-            "from Python, as docs/ranks.md shows"
+            "`train` runs one step on all ranks, and each stage is a step of its own: leave --stages out, or run "
+            "stages from Python, as docs/ranks.md shows"
         )
     asked = settings.step.ranks if given("ranks") else world.size
     if asked != world.size:

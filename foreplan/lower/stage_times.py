@@ -121,8 +121,8 @@ def run_stages(halves: Sequence[tuple[Program, Plan]]) -> StagesRun:
     """Run the plans of all stages, each a rank, from the beginning of a step.
 
     A stage computes one action after the other. A message moves when both sides have begun it, and the one before it
-    between the same two ranks has arrived; each direction between two ranks is a link of its own. What all ranks exchange
-    moves when all have begun it. A stage that waits stands still.
+    between the same two ranks has arrived; each direction between two ranks is a link of its own. What all ranks
+    exchange moves when all have begun it. A stage that waits stands still.
 
     Raises:
         PlanError: messages do not match, or stages wait for one another for ever: says which.

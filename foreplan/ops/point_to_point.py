@@ -30,7 +30,9 @@ class BeginMessage(Begin):
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or not 0 <= self.peer < self.ranks:
-            raise ValueError(f"a message goes to another of 2 ranks or more, and not to rank {self.peer} of {self.ranks}")
+            raise ValueError(
+                f"a message goes to another of 2 ranks or more, and not to rank {self.peer} of {self.ranks}"
+            )
         if self.kind != type(self).kind or self.time < 0:
             raise ValueError(f"kind must be {type(self).kind!r}, and time 0 or more: {self.kind!r}, {self.time}")
 

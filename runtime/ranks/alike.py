@@ -47,8 +47,8 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
         )
     if program.is_stage and (wrong := unmatched(world.gather(messages_of(program, plan, world.rank)))):
         raise SessionError(
-            f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and with "
-            "its own number as stage"
+            f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and "
+            "with its own number as stage"
         )
     return world
 

@@ -186,7 +186,7 @@ def test_a_stage_on_another_rank() -> None:
     def job(world: Thread) -> Any:
         return compiled[1 - world.rank].bind()
 
-    with pytest.raises(SessionError, match="stages do not fit one another.*its own number as stage"):
+    with pytest.raises(SessionError, match=r"stages do not fit one another.*its own number as stage"):
         run(2, job)
 
 

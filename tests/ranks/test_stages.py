@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.errors import SessionError
+from foreplan.errors import SessionError, TargetError
 from foreplan.frontend import nn
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
@@ -24,12 +27,12 @@ LLAMA = "llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary
 def dropped() -> Graph:
     """Layers with dropout between them."""
 
-    def model(x: Any = fp.spec((4, 12))) -> Any:
+    def model(x: Any) -> Any:
         for number in range(3):
             x = nn.dropout(nn.relu(nn.linear(x, 16, name=f"layer{number}")), 0.3)
         return nn.linear(x, 10, name="head")
 
-    return fp.trace(model)
+    return fp.trace(model, fp.spec((4, 12)))
 
 
 MODELS: dict[str, Callable[[], Graph]] = {
@@ -40,8 +43,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 5])
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 5), (3, 2), (4, 3)])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_stages_train_as_one_process(model: Callable[[], Graph], stages: int, micro_batches: int) -> None:
     """Random masks, too, are those of one process."""
@@ -85,3 +87,53 @@ def test_narrow_numbers(precision: str) -> None:
     alone, batches = trained_alone(graph, 4, **options)
     found = trained_in_stages(compiled_stages(graph, 3, 4, **options), batches)
     assert_as_alone(found, alone, 2e-3)
+
+
+def test_each_stage_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    """And goes on from it bit for bit; no two write the same one."""
+    graph, optimizer = fp.models.build(GPT), optim.AdamW(0.01)
+    compiled = compiled_stages(graph, 2, 2, optimizer=optimizer)
+    _, batches = trained_alone(graph, 2, optimizer=optimizer)
+
+    def job(world: Thread) -> tuple[float, float]:
+        step = compiled[world.rank]
+        names = [slot.name for slot in step.program.required_inputs]
+        first, second = ({name: batch[name] for name in names} for batch in batches[:2])
+        session, path = step.bind(seed=1), tmp_path / f"{world.rank}.safetensors"
+        session.step(first)
+        with pytest.raises(SessionError, match="stages 0 and 1 would both write"):
+            session.save(tmp_path / "both.safetensors")
+        session.save(path)
+        again = step.bind(seed=2)
+        again.load(path)
+        return session.step(second).loss, again.step(second).loss
+
+    for loss, again in run(2, job):
+        assert loss == again
+    assert not (tmp_path / "both.safetensors").exists()
+
+
+def test_weights_of_the_whole_model() -> None:
+    """A stage reads its own of them."""
+    graph = fp.models.build(GPT)
+    whole = fp.compile(graph, fp.losses.cross_entropy, optim.SGD(0.1), target="numpy").bind(seed=5)
+    compiled = compiled_stages(graph, 2, 2, optimizer=optim.SGD(0.1))
+
+    def job(world: Thread, path: Path) -> dict[str, np.ndarray]:
+        session = compiled[world.rank].bind(seed=6)
+        session.load(path, strict=False)
+        return dict(session.parameters)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "whole.safetensors"
+        whole.save(path)
+        found = run(2, partial(job, path=path))
+    for weights in found:
+        for name, value in weights.items():
+            np.testing.assert_array_equal(value, whole.parameters[name])
+
+
+def test_cards_are_estimated() -> None:
+    (step, _) = compiled_stages(fp.models.build(GPT), 2, 2, optimizer=optim.SGD(0.1), target="cuda:h100")
+    with pytest.raises(TargetError, match="stages run on the targets numpy and cpu so far"):
+        step.bind()

@@ -51,7 +51,9 @@ class Meeting:
         """One side waits until the bytes have moved."""
         with self.lock:
             begun = self.sides[key]
-            assert self.lock.wait_for(lambda: len(begun) >= 2, timeout=60), f"message {key}: only {list(begun)} has begun"
+            assert self.lock.wait_for(lambda: len(begun) >= 2, timeout=60), (
+                f"message {key}: only {list(begun)} has begun"
+            )
             if "arrived" not in begun:
                 assert begun["from"].shape == begun["into"].shape, key
                 begun["into"][...] = begun["from"]

@@ -13,9 +13,9 @@ SLACK = 0.05  # the slowest stage may take so much longer than it must, where le
 def best_cuts(times: Sequence[int], traffic: Sequence[int], stages: int, slack: float = SLACK) -> tuple[int, ...]:
     """The positions at which a line is cut, exactly the best ones.
 
-    Let T be the least time that the slowest stage can take. Of all cuts whose slowest stage takes at most (1 + slack) T,
-    those are best across which the fewest bytes go in all; and of these, one whose slowest stage takes the least time.
-    It takes a time that grows with the line's length times the number of stages.
+    Let T be the least time that the slowest stage can take. Of all cuts whose slowest stage takes at most
+    (1 + slack) T, those are best across which the fewest bytes go in all; and of these, one whose slowest stage takes
+    the least time. Finding it takes a time that grows with the line's length times the number of stages.
 
     Args:
         times: of each operation.

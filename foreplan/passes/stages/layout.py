@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from foreplan.errors import ModelError, UsageError
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
@@ -51,7 +52,7 @@ class Layout:
 
     @cached_property
     def nodes(self) -> tuple[tuple[Node, ...], ...]:
-        """By stage, all that it runs forward, in order; what reads stored values alone stands before its first reader."""
+        """By stage, all that it runs forward, in order. What reads stored values alone stands before its first reader."""
         return tuple(self._nodes_of(stage) for stage in range(self.stages))
 
     @cached_property
@@ -167,7 +168,7 @@ def laid_out(graph: Graph, stages: int, price: Price) -> Layout:
         stage = stage_of.get(node, max((place[value] for value in node.inputs if value in place), default=0))
         place.update((value, stage) for value in node.outputs)
         owned[stage].append(node)
-    spans = tuple(sum(times[first:end]) for first, end in zip(starts, starts[1:]))
+    spans = tuple(sum(times[first:end]) for first, end in pairwise(starts))
     found = Layout(graph, tuple(map(tuple, owned)), spans)
     _check_updates(found, place)
     return found

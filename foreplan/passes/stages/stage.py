@@ -20,16 +20,14 @@ from foreplan.passes.stages.updates import StageUpdater
 from foreplan.passes.stages.wire import Begun, Wire
 
 
-def stage_step(
-    layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool = False
-) -> Graph:
-    """The training step of one stage: it receives, runs forward, sends, and the same backward, for each micro-batch; then
-    it updates its parameters with the mean of their gradients.
+def stage_step(layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool = False) -> Graph:
+    """The training step of one stage: it receives, runs forward, sends, and the same backward, for each micro-batch;
+    then it updates its parameters with the mean of their gradients.
 
     Inputs without a default have a further leading axis for the micro-batches, if there are several. The loss, on every
-    stage, is the mean of the micro-batches' losses. Running statistics and the random state pass from one micro-batch to
-    the next. What a unit of work receives is begun before the one before it has what it waits for, and what it sends is
-    waited for when the one behind it has been computed.
+    stage, is the mean of the micro-batches' losses. Running statistics and the random state pass from one micro-batch
+    to the next. What a unit of work receives is begun before the one before it has what it waits for, and what it sends
+    is waited for when the one behind it has been computed.
 
     Args:
         layout: of the forward graph of one micro-batch.
@@ -59,9 +57,7 @@ class _MicroBatch:
 class _Stage:
     """The step of one stage while it is built."""
 
-    def __init__(
-        self, layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool
-    ) -> None:
+    def __init__(self, layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool) -> None:
         graph = layout.graph
         self.layout, self.stage, self.count, self.optimizer = layout, stage, micro_batches, optimizer
         self.last = layout.stages - 1

@@ -26,8 +26,8 @@ class Wire:
     """The messages of one stage.
 
     Each begins behind those before it, and each wait stands behind all that have begun before it. So no order of a plan
-    makes stages wait for one another in a circle, if the order in which they are listed does not: moved forward or back,
-    nothing waits for more before it begins a message.
+    makes stages wait for one another in a circle, if the order in which they are listed does not: whatever moves, no
+    message begins behind more waits than it was listed behind.
     """
 
     def __init__(self, b: Builder, stage: int, stages: int) -> None:
