@@ -80,9 +80,9 @@ def test_slow_links_make_a_step_longer() -> None:
     assert slow.run.nanoseconds >= 4 * nbytes * 1000  # all of it over the first link, a byte a microsecond
 
 
-@pytest.mark.parametrize("stages", [2, 3, 5])
-@pytest.mark.parametrize("micro_batches", [1, 2, 7])
-@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "clip"), [(2, 1, None), (2, 7, 1.0), (3, 2, None), (5, 1, 1.0), (5, 7, None)]
+)
 def test_messages_match(stages: int, micro_batches: int, clip: float | None) -> None:
     """Every one that is sent is received, and stages come to their ends in the order of their plans."""
     optimizer = optim.SGD(0.1, clip_norm=clip)
@@ -170,7 +170,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_budgets_are_those_of_each_stage() -> None:
-    model = fp.models.build("gpt2_small:layers=6,width=64,heads=2,seq=32,vocabulary=61,batch=2")
+    model = fp.models.build("gpt2_small:layers=4,width=64,heads=2,seq=32,vocabulary=61,batch=2")
     wide = staged(2, 4, model)
     most = max(step.arena_bytes for step in wide.steps)
     tight = staged(2, 4, model, budget=int(0.93 * most))

@@ -17,6 +17,7 @@ from foreplan.errors import SessionError, TargetError
 from foreplan.frontend import nn
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
+from foreplan.passes import loss_scale
 from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone, trained_in_stages
 from tests.ranks.threads import Thread, run
 
@@ -80,13 +81,21 @@ def test_options(name: str) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_narrow_numbers(precision: str) -> None:
-    """Sums over micro-batches have one order; what crosses is narrow in one process, too. With fp16 an overflow in any
-    stage leaves all of them as they were.
-    """
+    """Sums over micro-batches have one order; what crosses is narrow in one process, too."""
     graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": precision}
     alone, batches = trained_alone(graph, 4, **options)
     found = trained_in_stages(compiled_stages(graph, 3, 4, **options), batches)
     assert_as_alone(found, alone, 2e-3)
+
+
+def test_an_overflow_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a scale that is too large, no stage updates anything, and all halve it."""
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**24)
+    graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": "fp16"}
+    alone, batches = trained_alone(graph, 4, steps=1, **options)
+    compiled = compiled_stages(graph, 3, 4, **options)
+    for each in (alone, *trained_in_stages(compiled, batches)):
+        assert each.stored["loss_scale"] == 2.0**23 and each.stored["step"] == 0
 
 
 def test_each_stage_writes_a_file_of_its_own(tmp_path: Path) -> None:
