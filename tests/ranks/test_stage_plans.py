@@ -176,7 +176,7 @@ def test_budgets_are_those_of_each_stage() -> None:
     tight = staged(2, 4, model, budget=int(0.93 * most))
     assert all(step.arena_bytes <= int(0.93 * most) for step in tight.steps)
     run_stages(halves(tight))
-    with pytest.raises(DoesNotFitError, match="^stage 0 of 2: "):
+    with pytest.raises(DoesNotFitError, match=r"^stage 0 of 2: "):
         staged(2, 4, model, budget=4096)
 
 
