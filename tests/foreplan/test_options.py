@@ -41,6 +41,8 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "fission": st.sampled_from(("auto", "off")),
     "accumulate": st.integers(1, 1000),
     "ranks": st.integers(1, 1000),
+    "stages": st.integers(1, 1000),
+    "stage": st.integers(0, 1000),
     "links": st.sampled_from(("", "nvlink4", "pcie4*4+ethernet-100g")),
     "shard": st.sampled_from(("none", "state", "gradients", "parameters")),
     "offload": st.booleans(),

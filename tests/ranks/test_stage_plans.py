@@ -69,6 +69,21 @@ def test_bubbles_are_those_of_the_formula(stages: int, micro_batches: int) -> No
     assert found.run.bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1), abs=0.02)
 
 
+def test_memory_is_that_of_the_micro_batches_in_flight() -> None:
+    """Of activations that are kept, stage s of S has at most S - s times those of a micro-batch, however many there are
+    (Narayanan et al. 2021, section 2.2): inputs alone grow with them.
+    """
+
+    def arenas(micro_batches: int) -> list[int]:
+        options = Options(None, optim.SGD(0.1), target="numpy", ranks=3, stages=3, accumulate=micro_batches)
+        return [step.arena_bytes for step in Staged.of(alike(12), options).steps]
+
+    few, many = arenas(4), arenas(9)
+    tensor = 512 * 512 * 4
+    assert many == pytest.approx([few[0] + 5 * tensor, *few[1:]], abs=4096)  # to a byte a message, in lines of 64
+    assert few[1] - few[2] >= 3 * tensor  # one more in flight: what three of four products have read
+
+
 def test_slow_links_make_a_step_longer() -> None:
     """And what is sent over one is the traffic of all micro-batches, forward and back."""
     fast, slow = (staged(3, 4, links=links) for links in ("100GB/s,1us", "1MB/s,1us"))

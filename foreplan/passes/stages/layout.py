@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def nodes(self) -> tuple[tuple[Node, ...], ...]:
-        """By stage, all that it runs forward, in order; what reads stored values alone right before its first reader."""
+        """By stage, all that it runs forward, in order; what reads stored values alone before its first reader."""
         return tuple(self._nodes_of(stage) for stage in range(self.stages))
 
     @cached_property
