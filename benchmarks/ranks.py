@@ -184,7 +184,7 @@ def estimate_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-STAGES = {"Llama 2 7B": [(1, 8), (4, 8), (8, 8), (8, 16)], "Llama 2 70B": [(8, 16)]}
+STAGES = {"Llama 2 7B": [(1, 8), (4, 8), (8, 8)], "Llama 2 70B": [(8, 16)]}
 
 
 def in_stages(text: str, stages: int, micro_batches: int, target: str) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class _Stage:
         self.sums: dict[Value, Value] = {}
         self.loss: Value | None = None
         self.scale = LossScale.stored(b) if scaled else None
+        self.share: Value | None = None  # what backward begins with, without a scale
         self.wire = Wire(b, stage, layout.stages)
         self.updater: StageUpdater | None = None
 
@@ -214,8 +215,9 @@ class _Stage:
         b, share = self.b, 1.0 / self.count
         if self.scale is not None:
             return elementwise(b, lambda x: x * share, self.scale.scale, dtype=type.dtype, name="loss_scale/share")
-        known = (value for value in b.stored if value.name == "share")
-        return next(known, None) or b.store("share", type, Kind.CONSTANT, Array(np.full((), share, type.dtype.numpy)))
+        if self.share is None:
+            self.share = b.store("share", type, Kind.CONSTANT, Array(np.full((), share, type.dtype.numpy)))
+        return self.share
 
     def add_gradient(self, parameter: Value, gradient: Value | None, number: int) -> None:
         """Add the gradient that a micro-batch gives; the last one's lets the parameter be updated."""
