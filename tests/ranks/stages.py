@@ -31,12 +31,12 @@ def trained_alone(model: Graph, micro_batches: int, steps: int = 3, **options: A
     return Trained(losses, dict(session.stored), [], session.allocated_bytes), batches
 
 
-def trained_in_stages(stages: Sequence[Compiled], batches: Sequence[Batch]) -> list[Trained]:
+def trained_in_stages(stages: Sequence[Compiled], batches: Sequence[Batch], poison: bool = False) -> list[Trained]:
     """What each stage comes to; each takes the inputs that it reads."""
 
     def job(world: Thread) -> Trained:
         compiled = stages[world.rank]
-        session = compiled.bind(seed=1)
+        session = compiled.bind(seed=1, poison=poison)
         names = [slot.name for slot in compiled.program.required_inputs]
         losses = [session.step({name: batch[name] for name in names}).loss for batch in batches]
         assert session.allocated_bytes == compiled.arena_bytes

@@ -98,6 +98,17 @@ def test_an_overflow_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.stored["loss_scale"] == 2.0**23 and each.stored["step"] == 0
 
 
+def test_poisoned_memory_and_recomputation() -> None:
+    """What is sent and what arrives stays while it moves: dead bytes hold NaN. The first stage recomputes."""
+    graph = fp.models.build("gpt2_small:layers=4,width=64,heads=2,seq=32,vocabulary=61,batch=2")
+    options: dict[str, Any] = {"optimizer": optim.AdamW(0.01, clip_norm=0.1)}
+    alone, batches = trained_alone(graph, 4, steps=2, **options)
+    wide = compiled_stages(graph, 2, 4, **options)
+    tight = compiled_stages(graph, 2, 4, **options, budget=int(0.93 * max(each.arena_bytes for each in wide)))
+    assert tight[0].estimate()["extra_flops_ratio"] > 0
+    assert_as_alone(trained_in_stages(tight, batches, poison=True), alone, 1e-4)
+
+
 def test_each_stage_writes_a_file_of_its_own(tmp_path: Path) -> None:
     """And goes on from it bit for bit; no two write the same one."""
     graph, optimizer = fp.models.build(GPT), optim.AdamW(0.01)

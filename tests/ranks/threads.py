@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,7 +13,8 @@ from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
 
 Result = TypeVar("Result")
-Key = tuple[int, int, int]  # of a message: from, to, number
+Message = tuple[int, int, int]  # from, to, number
+Key = tuple[int, int, int, int]  # and how many of that name there were before
 
 
 class Meeting:
@@ -25,6 +27,7 @@ class Meeting:
         self.lock = threading.Condition()
         # Of messages: what is sent and where it arrives, each when its side has begun.
         self.sides: dict[Key, dict[str, np.ndarray]] = {}
+        self.counts: Counter[tuple[Message, str]] = Counter()
 
     def give(self, call: int, rank: int, content: Any) -> None:
         """Give something for the call of that number."""
@@ -39,28 +42,29 @@ class Meeting:
             assert done, f"call {call}: only ranks {sorted(self.given.get(call, {}))} have come"
             return [self.given[call][rank] for rank in range(self.size)]
 
-    def begin(self, key: Key, side: str, array: np.ndarray) -> Run:
-        """One side of a message begins. Its bytes move when either side waits and both have begun."""
+    def begin(self, message: Message, side: str, array: np.ndarray) -> Run:
+        """One side of a message begins. The n-th of that name on one side is the n-th on the other."""
         with self.lock:
-            assert side not in self.sides.setdefault(key, {}), f"message {key} begins twice"
-            self.sides[key][side] = array
+            key = (*message, self.counts[message, side])
+            self.counts[message, side] += 1
+            self.sides.setdefault(key, {})[side] = array
             self.lock.notify_all()
         return lambda: self.move(key, side)
 
     def move(self, key: Key, side: str) -> None:
-        """One side waits until the bytes have moved."""
+        """One side waits until both have begun. What is sent is read then, or when it is to arrive, if that is before;
+        it arrives when its receiver waits.
+        """
         with self.lock:
             begun = self.sides[key]
-            assert self.lock.wait_for(lambda: len(begun) >= 2, timeout=60), (
+            assert self.lock.wait_for(lambda: len(begun) == 2, timeout=60), (
                 f"message {key}: only {list(begun)} has begun"
             )
-            if "arrived" not in begun:
+            if side == "into":
                 assert begun["from"].shape == begun["into"].shape, key
                 begun["into"][...] = begun["from"]
-                begun["arrived"] = begun["into"]
             else:
-                del self.sides[key]
-            self.lock.notify_all()
+                begun["from"] = begun["from"].copy()
 
 
 class Thread:
