@@ -57,6 +57,7 @@ class Timed:
         self.inner, self.waited = inner, 0.0
         self.rank, self.size, self.name, self.neighbours = inner.rank, inner.size, inner.name, inner.neighbours
         self.poll, self.gather, self.abort = inner.poll, inner.gather, inner.abort
+        self.send, self.receive = inner.send, inner.receive
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """As the world does."""
