@@ -2,6 +2,7 @@
 
     python benchmarks/ranks.py run        # on this machine, by MPI: 1, 2 and 4 ranks of one thread each
     python benchmarks/ranks.py estimate   # clusters that are not here: Llama's shapes, and ZeRO's table
+    python benchmarks/ranks.py estimate-stages   # the same shapes in stages, one a card
 
 Writes ranks.json beside this file, and tables into docs/ranks.md. Of a run it tells: the loss after some steps; bytes
 that are planned, and allocated, on each rank; what a rank sends; how much of the time it stands still for others; and
@@ -26,8 +27,10 @@ import numpy as np
 from pages import put
 
 import foreplan as fp
+from foreplan.options import Options
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import World, current, using
+from foreplan.staged import Staged
 from foreplan.units import format_bytes, format_count, format_seconds
 
 HERE = Path(__file__).resolve()
@@ -56,6 +59,7 @@ class Timed:
         self.groups: dict[tuple[int, int], Timed] = {}
         self.rank, self.size, self.name, self.neighbours = inner.rank, inner.size, inner.name, inner.neighbours
         self.poll, self.gather, self.meet, self.abort = inner.poll, inner.gather, inner.meet, inner.abort
+        self.send, self.receive = inner.send, inner.receive
 
     def group(self, ranks: int, stride: int) -> World:
         """Of the same ranks; what waits there counts here."""
@@ -218,6 +222,53 @@ def group_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+STAGES = {"Llama 2 7B": [(1, 8), (4, 8), (8, 8), (8, 16)], "Llama 2 70B": [(8, 16)]}
+
+
+def in_stages(text: str, stages: int, micro_batches: int, target: str) -> dict[str, Any]:
+    """The figures of a step in stages, one sample a micro-batch."""
+    options = Options(
+        fp.losses.cross_entropy,
+        fp.optim.AdamW(1e-4),
+        target=target,
+        precision="bf16",
+        ranks=stages,
+        stages=stages,
+        accumulate=micro_batches,
+    )
+    model = fp.models.build(text + ",batch=1")
+    if stages == 1:
+        figures = fp.api.compile_with(model, options).estimate()
+        peaks, bubble = [figures["peak_bytes"]], 0.0
+    else:
+        figures = Staged.of(model, options).estimate()
+        peaks, bubble = [row["peak_bytes"] for row in figures["by_stage"]], figures["bubble_ratio"]
+    return {
+        "peaks": peaks,
+        "bubble": bubble,
+        "predicted_seconds": figures["predicted_seconds"],
+        "sent_bytes": max((row["sent_bytes"] for row in figures.get("by_stage", [])), default=0),
+    }
+
+
+def stages_table(rows: dict[str, Any]) -> str:
+    """A row an estimate."""
+    lines = [
+        "| model | stages | micro-batches | peak of the first | of the last | a stage sends at most "
+        "| stand still | (S − 1) / (M + S − 1) | step |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in sorted(rows.items(), key=lambda pair: list(STAGES).index(pair[0].split("|")[0])):
+        model, stages, micro_batches = key.split("|")
+        s, m = int(stages), int(micro_batches)
+        lines.append(
+            f"| {model} | {s} | {m} | {format_bytes(row['peaks'][0])} | {format_bytes(row['peaks'][-1])} | "
+            f"{format_bytes(row['sent_bytes'])} | {row['bubble']:.1%} | {(s - 1) / (m + s - 1):.1%} | "
+            f"{format_seconds(row['predicted_seconds'])} |"
+        )
+    return "\n".join(lines)
+
+
 def kept() -> dict[str, Any]:
     """What was measured before."""
     found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -270,6 +321,19 @@ def groups(target: str) -> None:
             rows[f"{model}|{ranks}|{shard}|8"] = estimated(SHAPES[model], ranks, shard, target, tensor=8)
             click.echo(f"{model}, {ranks} ranks, {shard}", err=True)
     keep("groups", rows, group_table)
+
+
+@main.command("estimate-stages")
+@click.option("--target", default="cuda:h100")
+@click.option("--model", "chosen", type=click.Choice(list(STAGES)), multiple=True, help="Of one model alone.")
+def estimate_stages(target: str, chosen: tuple[str, ...]) -> None:
+    """Estimate steps in stages."""
+    rows = {key: row for key, row in kept().get("stages", {}).items() if key.split("|")[0] not in (chosen or STAGES)}
+    for model in chosen or STAGES:
+        for stages, micro_batches in STAGES[model]:
+            rows[f"{model}|{stages}|{micro_batches}"] = in_stages(SHAPES[model], stages, micro_batches, target)
+            click.echo(f"{model}, {stages} stages, {micro_batches} micro-batches", err=True)
+            keep("stages", rows, stages_table)
 
 
 for _name in ("tensor", "shard", "ranks", "net"):

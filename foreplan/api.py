@@ -202,7 +202,7 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
     """
-    if options.accumulate == "auto":
+    if options.accumulate == "auto" and options.stages == 1:
         from foreplan.auto_parts import in_parts
 
         return in_parts(graph, options, compile_with)

@@ -332,11 +332,28 @@ class Options:
         default=1,
         metadata=says(
             "Let so many neighbouring ranks take the same samples, each with a part of the products' weights.",
-            more="Tensor parallelism, as in Megatron-LM (Shoeybi et al. 2019): attention by heads, dense layers by "
-            "columns and rows. It divides the number of ranks.",
+            more="As in Megatron-LM (Shoeybi et al. 2019): attention by heads, dense layers by columns and rows.",
             flag="--tensor",
             value="N",
             least=1,
+        ),
+    )
+    stages: int = field(
+        default=1,
+        metadata=says(
+            "Cut the model into so many stages, each on a rank of its own, through which micro-batches go one behind "
+            "the other.",
+            more="Cuts are where stages take about as long, and the fewest bytes cross. `accumulate` says how many "
+            "micro-batches there are; ranks must be as many. A step is that of one `stage`; `foreplan.staged` has all.",
+            flag="--stages",
+            value="N",
+            least=1,
+        ),
+    )
+    stage: int = field(
+        default=0,
+        metadata=says(
+            "The stage to compile, from 0 on: that of this process, where it runs.", flag="--stage", value="N", least=0
         ),
     )
     links: str = field(
@@ -386,10 +403,10 @@ class Options:
 
     @property
     def of_ranks(self) -> Ranks:
-        """The ranks that train together."""
+        """The ranks that train together, each on samples of its own."""
         from foreplan.passes.ranks.setting import Ranks
 
-        return Ranks(self.ranks, self.shard, self.tensor)
+        return Ranks(max(1, self.ranks // self.stages), self.shard, self.tensor)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -400,7 +417,7 @@ class Options:
     @property
     def splits(self) -> bool:
         """Whether the planner may choose what runs in parts."""
-        return self.fission == "auto" and not self.split
+        return self.fission == "auto" and not self.split and self.stages == 1
 
     def to_json(self) -> dict[str, Any]:
         """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""

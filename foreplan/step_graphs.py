@@ -12,9 +12,12 @@ from foreplan.collection import without_collection
 from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, chosen_target, engine_info, lower
+from foreplan.lower.node_times import NodeTimes
 from foreplan.options import Options
 from foreplan.passes import Fission
+from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.ranks import uses_of_gradients
+from foreplan.passes.stages import Layout, laid_out, stage_step
 
 Watch = Callable[[passes.Ran], None]
 A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -43,7 +46,11 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
 
 
 def graphs_of_step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step, and that of the update if the step has micro-batches."""
+    """The graph of a step, and that of the update if the step has micro-batches and no stages."""
+    if options.stages > 1:
+        return stage_of_step(graph, options, watch), None
+    if options.stage:
+        raise UsageError(f"stage={options.stage} is one of several: say how many there are, such as stages=4")
     if options.accumulate != 1:
         return halves(graph, options, watch)
     if options.loss is not None or graph.loss is not None:
@@ -93,6 +100,73 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
     if uses.sharding is not None:
         update = uses.sharding.with_homes(update, ())
     return passes.with_same_stored(body, passes.simplified(update))
+
+
+def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
+    """What one stage of several runs in a step, for all micro-batches.
+
+    Raises:
+        UsageError: options do not go with stages, or the model has fewer operations than stages.
+    """
+    _check_stages(graph, options)
+    settings, optimizer = training_settings(graph, options), options.optimizer
+    assert optimizer is not None
+    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy))
+    scaled = is_scaled(settings.dtype)
+
+    def stage(forward: Graph) -> Graph:
+        layout = laid_out(forward, options.stages, price)
+        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled)
+
+    return _formed(graph, replace(settings, stage=stage), options, watch)
+
+
+def layout_of(graph: Graph, options: Options) -> Layout:
+    """How a model is cut into stages.
+
+    Raises:
+        UsageError: see `stage_of_step`.
+    """
+    _check_stages(graph, options)
+    settings = training_settings(graph, options)
+    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy))
+    stages = (passes.Stage.FORWARD, passes.Stage.MEMORY)
+    with without_collection():
+        return laid_out(passes.run_passes(graph, settings, stages, passes=options.passes), options.stages, price)
+
+
+_NOT_WITH_STAGES = ("outputs", "gradients", "checkpoint", "keep", "recompute", "to_host", "offload", "split")
+
+
+def _check_stages(graph: Graph, options: Options) -> None:
+    """Check that options go with stages."""
+    stages, ranks = options.stages, options.ranks
+    if options.optimizer is None or (options.loss is None and graph.loss is None):
+        raise UsageError(f"stages={stages} are of a training step: pass a loss and an optimizer, or leave stages out")
+    if options.accumulate == "auto":
+        raise UsageError(f"stages={stages} need a number of micro-batches: say one (accumulate={4 * stages})")
+    if ranks % stages:
+        raise UsageError(
+            f"ranks={ranks} do not divide into stages={stages}: each stage is one rank, so take ranks={stages}"
+        )
+    if ranks != stages:
+        raise UsageError(
+            f"ranks={ranks} and stages={stages}: each stage is one rank so far, so take ranks={stages}, or "
+            f"stages={ranks}"
+        )
+    if options.tensor != 1:
+        raise UsageError(f"tensor={options.tensor} is of several ranks, and each stage is one so far: leave it out")
+    if options.stage >= stages:
+        raise UsageError(f"stage={options.stage} is none of {stages} stages, from 0 to {stages - 1}")
+    if options.shard != "none":
+        raise UsageError(
+            f"shard={options.shard!r} spreads over ranks of one stage, and each stage is one rank: leave it out"
+        )
+    for name in _NOT_WITH_STAGES:
+        if getattr(options, name):
+            raise UsageError(
+                f"{name} is for a step that one rank runs whole, and not for stages={stages}: leave it out"
+            )
 
 
 def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:

@@ -20,6 +20,7 @@ from foreplan.runtime.averages import averages_of, exchanged, names_of_averages,
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.ranks import World
+from foreplan.runtime.ranks.once import each_alone
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -56,7 +57,8 @@ class Kept:
 
     def save(self, path: str | Path, *, ema: bool = False) -> None:
         """Write all stored values to a safetensors file: `load` continues from it bit for bit. Of several ranks, all
-        call this, and the first one writes; the file is the same, however many there are.
+        call this, and the first one writes; the file is the same, however many there are. Of several stages, each
+        writes what it holds, to a path of its own.
 
         Args:
             path: of the file.
@@ -65,7 +67,7 @@ class Kept:
 
         Raises:
             UsageError, SessionError: the file cannot be written; an older one at the same place is as it was. Or there
-                are no averages.
+                are no averages, or two stages have one path.
         """
         from foreplan.runtime.checkpoint import save_checkpoint
 
@@ -74,7 +76,11 @@ class Kept:
             self._settle()
             self._refuse_if_broken()
             averages = averages_of(self.program, self._stored) if ema else None
-            save_checkpoint(text, self.program, self._stored, averages, self._world)
+            save_checkpoint(text, self.program, self._stored, averages, self._writers(text))
+
+    def _writers(self, path: str) -> World:
+        """The ranks that write a file together."""
+        return each_alone(self._world, path) if self.program.is_stage else self._world
 
     def load(
         self,
@@ -201,7 +207,7 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()
-            save_adapters(text, self.program, self._stored, self._world)
+            save_adapters(text, self.program, self._stored, self._writers(text))
 
     def load_adapters(self, folder: str | Path) -> None:
         """Read adapters that `save_adapters` or PEFT wrote; the optimizer's state stays as it is.

@@ -62,6 +62,8 @@ def fit(
             "--checkpoint says what is recomputed, and --max-extra-time limits what the planner chooses to: give one"
         )
     settings, share = without_recomputation(settings_from(options | {"ranks": 1})), _share(most)
+    if settings.step.stages > 1:
+        raise UsageError("`fit` compares steps that ranks run whole: leave --stages out (`foreplan estimate` has them)")
     if settings.step.accumulate == "auto":
         raise UsageError("--accumulate auto splits a given batch, and fit looks for one: leave one of them out")
     if ranks is not None:

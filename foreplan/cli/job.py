@@ -24,8 +24,13 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     its cores.
 
     Raises:
-        UsageError: another number is asked for.
+        UsageError: another number is asked for, or stages.
     """
+    if settings.step.stages > 1:
+        raise UsageError(
+            "`train` runs one step on all ranks, and each stage is a step of its own: leave --stages out, or run "
+            "stages from Python, as docs/ranks.md shows"
+        )
     asked = settings.step.ranks if given("ranks") else world.size
     if asked != world.size:
         raise UsageError(

@@ -11,6 +11,7 @@ import click
 from foreplan.cli.compiling import compile_at, compile_model, open_compiled
 from foreplan.cli.options import (
     echo,
+    given,
     is_plan_file,
     json_option,
     model_options,
@@ -67,6 +68,7 @@ def estimate(
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
+      foreplan estimate gpt2_small --ranks 4 --stages 4 --accumulate 16 --target cuda:h100
       foreplan estimate resnet50 --as pytorch:zero=keep
       foreplan estimate resnet50 --as pytorch:workspace=64MiB --target cuda:t4
     """
@@ -80,6 +82,14 @@ def estimate(
             "--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view -o plan.pickle)"
         )
     settings = settings_from(options)
+    if settings.step.stages > 1 and not is_plan_file(model) and not given("stage"):
+        if listed or framework is not None:
+            raise UsageError("--parameters and --as are for a step that one rank runs whole: leave --stages out")
+        from foreplan.cli.stages import estimate_stages
+
+        if not estimate_stages(model, settings, as_json):
+            raise click.exceptions.Exit(DoesNotFitError.exit_code)
+        return
     compiled = open_compiled(model, settings)
     figures, weights, verdict = compiled.estimate(), compiled.weights, compiled.verdict
     found = [] if verdict.fits is not False else _remedies(model, settings, compiled)

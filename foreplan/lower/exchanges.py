@@ -11,6 +11,7 @@ from foreplan.lower.links import ALL_GATHER, BROADCAST, REDUCE_SCATTER, SEND, Cl
 from foreplan.lower.program import Program
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Begin, Finish
+from foreplan.ops.point_to_point import BeginReceive, BeginSend
 from foreplan.planner import Plan
 
 # Of exchanges by name, the collective whose traffic is the same. Each rank sends another piece to each, as rings do.
@@ -89,6 +90,10 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
 
 
 def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
-    """The predicted time of an exchange."""
+    """The predicted time of an exchange; of a message, its sender's side has it."""
+    if isinstance(op, BeginReceive):
+        return 0
+    if isinstance(op, BeginSend):
+        return nanoseconds(SEND, inputs[0].nbytes, cluster)
     whole = op.infer(inputs)[0].nbytes
     return nanoseconds(_AS[op.kind], whole, cluster)

@@ -13,6 +13,7 @@ from foreplan.graph.ir import Kind
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Collective
+from foreplan.ops.point_to_point import BeginMessage
 from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
 
@@ -199,6 +200,11 @@ class Program(Problem):
     def alike(self) -> int:
         """How many neighbouring ranks take the same samples, and compute parts of one model's products."""
         return max([1, *(slot.shard.ranks for slot in self.tensors if slot.shard is not None)])
+
+    @cached_property
+    def is_stage(self) -> bool:
+        """Whether it is the step of one stage: other ranks run other programs."""
+        return any(isinstance(call.op, BeginMessage) for call in self.calls)
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

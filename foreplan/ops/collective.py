@@ -43,6 +43,9 @@ class Group:
         return kind(self.ranks, stride=self.stride, **attributes)
 
 
+ALONE = Group()
+
+
 @dataclass(frozen=True)
 class Collective(Op):
     """An op of groups of ranks.

@@ -80,6 +80,20 @@ def differentiate(
     return b.finish(graph.outputs, updates, graph.loss, gradients)
 
 
+def pull_back(cotangents: Pullback, node: Node) -> None:
+    """Pull cotangents back through a node; the nodes of its derivative have its name and source.
+
+    Raises:
+        ModelError: it has no derivative; names it.
+    """
+    cotangents.b.scope, cotangents.b.source = f"{node.name}/grad/", node.source
+    try:
+        cotangents.through(node)
+    except ModelError as error:
+        where = f" ({node.source})" if node.source else ""
+        raise type(error)(f"node {node.name!r}{where} cannot be differentiated: {error}") from None
+
+
 def updating(optimizer: Optimizer) -> Consume:
     """What updates every parameter. The learning rate is an input with a default."""
     return lambda b, scale, micro_batches: Updater(b, optimizer, micro_batches, scale)
@@ -114,19 +128,11 @@ class _Backward:
         else:
             self.cotangents.add(loss, convert(self.b, self.scale.scale, loss.dtype))
         for node in reversed(self.graph.nodes):
-            self.pull_back(node)
+            pull_back(self.cotangents, node)
             for value in dict.fromkeys(node.inputs):
                 self.readers_left[value] -= 1
                 if value.kind is Kind.PARAMETER and not self.readers_left[value]:
                     self.finish_parameter(value)
-
-    def pull_back(self, node: Node) -> None:
-        self.b.scope, self.b.source = f"{node.name}/grad/", node.source
-        try:
-            self.cotangents.through(node)
-        except ModelError as error:
-            where = f" ({node.source})" if node.source else ""
-            raise type(error)(f"node {node.name!r}{where} cannot be differentiated: {error}") from None
 
     def of_input(self, value: Value) -> Value:
         """The gradient of an input, when all nodes have been seen; zero if the loss does not depend on it."""

@@ -118,6 +118,7 @@ class Settings:
         bands: in how many, if it is bands of images.
         ranks: that train together.
         sharding: what they hold parts of; None: nothing.
+        stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -138,6 +139,7 @@ class Settings:
     bands: int = 0
     ranks: Ranks = ALONE
     sharding: Sharding | None = None
+    stage: Callable[[Graph], Graph] | None = None
 
     @property
     def to_loss(self) -> dict[str, int]:
@@ -207,6 +209,8 @@ def _mean_loss(graph: Graph, settings: Settings) -> Graph:
 
 
 def _differentiate(graph: Graph, settings: Settings) -> Graph:
+    if settings.stage is not None:
+        return settings.stage(graph)
     sharding, forward = settings.sharding, set(graph.nodes)
     if sharding is not None:
         sharding.lay_out(graph)

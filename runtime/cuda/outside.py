@@ -34,7 +34,7 @@ def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
 def _peers(op: Begin, device: Device) -> int:
     """Cards of the same node that one sends to or gets from by itself; other exchanges go around rings."""
     others = min(op.ranks, device.per_node or op.ranks) - 1
-    return {"all_to_all": others, "shift": min(2, others)}.get(op.kind, 0)
+    return {"all_to_all": others, **dict.fromkeys(("shift", "send", "receive"), min(2, others))}.get(op.kind, 0)
 
 
 def outside_arena(

@@ -216,6 +216,8 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "unstack": _own(lines.unstack),
     "begin_exchange": EXCHANGES,
     "finish_exchange": EXCHANGES,
+    "begin_send": EXCHANGES,
+    "begin_receive": EXCHANGES,
     "own_part": _own(collective.own_part, reads=collective.reads),
     "only_on": _own(collective.only_on, reads=collective.reads),
     "local_index": _own(collective.local_index),

@@ -6,6 +6,7 @@ import hashlib
 
 from foreplan.errors import SessionError
 from foreplan.lower.program import Program
+from foreplan.lower.stage_times import messages_of, unmatched
 from foreplan.planner.plan import Plan
 from foreplan.runtime.ranks.launch import current
 from foreplan.runtime.ranks.world import ALONE, World
@@ -15,20 +16,22 @@ _WHAT = ("another number of ranks", "another version of foreplan", "another step
 
 
 def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World:
-    """The ranks that run a step, after a check that it is the same on all of them. All ranks do it at the same time.
+    """The ranks that run a step, after a check that it is the same on all of them, or that stages fit one another. All
+    ranks do it at the same time.
 
     Args:
         way: how it runs, where this must be the same on all of them.
 
     Raises:
         SessionError: there are more ranks or fewer than it was planned for; or one has another model, plan, version,
-            seed or way: says which.
+            seed or way: says which; or it is no stage that belongs on this rank.
         TargetError: see `foreplan.runtime.ranks.current`.
     """
     if program.ranks == 1:
         return ALONE
     world = current()
-    told = world.gather((program.ranks, VERSION, digest_of(program, plan), seed, way))
+    step = f"{program.model} on {program.target}" if program.is_stage else digest_of(program, plan)
+    told = world.gather((program.ranks, VERSION, step, seed, way))
     for number, what in enumerate(_WHAT):
         others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
         if others:
@@ -41,6 +44,11 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
         raise SessionError(
             f"the step was planned for {program.ranks} ranks, and this job has {world.size}: start as many processes "
             f"(mpirun -n {program.ranks} …), or compile it with ranks={world.size}"
+        )
+    if program.is_stage and (wrong := unmatched(world.gather(messages_of(program, plan, world.rank)))):
+        raise SessionError(
+            f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and "
+            "with its own number as stage"
         )
     return world
 

@@ -43,10 +43,22 @@ class Mpi:
         else:
             before, behind = (self.rank - peer) % self.size, (self.rank + peer) % self.size
             requests = [comm.Irecv(into, before), comm.Isend(source, behind)]
+        return self._waiting(*requests)
+
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """Its number is the tag."""
+        return self._waiting(self._comm.Isend(source, rank, number))
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """Its number is the tag."""
+        return self._waiting(self._comm.Irecv(into, rank, number))
+
+    def _waiting(self, *requests: MPI.Request) -> Run:
+        """What waits for requests, which are under way until then."""
         self._open += requests
 
         def wait() -> None:
-            MPI.Request.Waitall(requests)
+            MPI.Request.Waitall(list(requests))
             self._open[:] = [each for each in self._open if each not in requests]
 
         return wait

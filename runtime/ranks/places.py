@@ -137,7 +137,7 @@ def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: Wor
     """Where one of a program's tensors lies, whose value lies at `offset` of its region."""
     if slot.spread is None and slot.shard is None:
         inner = bound.place(slot.operand, offset)
-        if world.size > 1 and isinstance(slot.init, RandomSeed):
+        if world.size > 1 and isinstance(slot.init, RandomSeed) and not program.is_stage:
             return SeedPlace(inner, slot.operand.type, world.rank // slot.init.alike)
         return inner
     stored = next(each for each in program.stored if each.operand.value == slot.operand.value)

@@ -37,6 +37,16 @@ class World(Protocol):
     def group(self, ranks: int, stride: int) -> World:
         """This rank's group: so many, each `stride` behind the one before it. When asked again, the same object."""
 
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """Begin to send bytes to a rank, which stay as they are until the end; the returned call waits until then.
+
+        Args:
+            number: of the message, which that rank receives by the same number.
+        """
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """Begin to receive bytes from a rank; the returned call waits until they are there."""
+
     def poll(self) -> None:
         """Let what has begun go on, in all groups."""
 
@@ -71,6 +81,14 @@ class Alone:
     def group(self, ranks: int, stride: int) -> World:
         """Itself."""
         return self
+
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """There is no other."""
+        raise AssertionError(f"one rank sends to rank {rank}")
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """There is no other."""
+        raise AssertionError(f"one rank receives from rank {rank}")
 
     def poll(self) -> None:
         """Nothing goes on."""

@@ -202,3 +202,24 @@ def test_ranks_with_other_steps_are_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank 2 has another step than rank 0") == 3
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_train_as_one_process(stages: int) -> None:
+    """Messages of MPI, on each link in both directions at the same time."""
+
+    def found(ranks: int) -> list[tuple[list[float], dict[str, float]]]:
+        start = [] if ranks == 1 else [str(MPIEXEC), "-n", str(ranks)]
+        words = [*start, sys.executable, "-m", "tests.ranks.stage_of_job"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        rows: list[tuple[list[float], dict[str, float]]] = json.loads(done.stdout)
+        return rows
+
+    ((losses, weights),) = found(1)
+    many = found(stages)
+    assert {name for _, each in many for name in each} == weights.keys()
+    for own_losses, own in many:
+        np.testing.assert_allclose(own_losses, losses, rtol=2e-5)
+        for name, value in own.items():
+            np.testing.assert_allclose(value, weights[name], rtol=2e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from foreplan.runtime.ranks import using
 from foreplan.runtime.ranks.world import place_in_group
 
 Result = TypeVar("Result")
+Message = tuple[int, int, int]  # from, to, number
+Key = tuple[int, int, int, int]  # and how many of that name there were before
 
 
 class Meeting:
@@ -24,6 +27,10 @@ class Meeting:
         self.given: dict[int, dict[int, Any]] = {}
         self.lock = threading.Condition()
         self.groups: dict[tuple[int, int, int], Meeting] = {}  # by first rank, number and stride
+
+        # Of messages: what is sent and where it arrives, each when its side has begun.
+        self.sides: dict[Key, dict[str, np.ndarray]] = {}
+        self.counts: Counter[tuple[Message, str]] = Counter()
 
     def group(self, first: int, ranks: int, stride: int) -> Meeting:
         """Where the ranks of a group meet."""
@@ -42,6 +49,30 @@ class Meeting:
             done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=60)
             assert done, f"call {call}: only ranks {sorted(self.given.get(call, {}))} have come"
             return [self.given[call][rank] for rank in range(self.size)]
+
+    def begin(self, message: Message, side: str, array: np.ndarray) -> Run:
+        """One side of a message begins. The n-th of that name on one side is the n-th on the other."""
+        with self.lock:
+            key = (*message, self.counts[message, side])
+            self.counts[message, side] += 1
+            self.sides.setdefault(key, {})[side] = array
+            self.lock.notify_all()
+        return lambda: self.move(key, side)
+
+    def move(self, key: Key, side: str) -> None:
+        """One side waits until both have begun. What is sent is read then, or when it is to arrive, if that is before;
+        it arrives when its receiver waits.
+        """
+        with self.lock:
+            begun = self.sides[key]
+            assert self.lock.wait_for(lambda: len(begun) == 2, timeout=60), (
+                f"message {key}: only {list(begun)} has begun"
+            )
+            if side == "into":
+                assert begun["from"].shape == begun["into"].shape, key
+                begun["into"][...] = begun["from"]
+            else:
+                begun["from"] = begun["from"].copy()
 
 
 class Thread:
@@ -87,6 +118,17 @@ class Thread:
         else:
             into[...] = sources[(self.rank - peer) % self.size]
         self.meeting.barrier.wait()  # nobody changes what it sends before all have it
+
+    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+        """One side of a message."""
+        self.log.append(("send", rank, source.size, 0))
+        return self.meeting.begin((self.rank, rank, number), "from", source)
+
+    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+        """The other side: garbage lies there before the wait."""
+        self.log.append(("receive", rank, 0, into.size))
+        into.fill(0xA5)
+        return self.meeting.begin((rank, self.rank, number), "into", into)
 
     def poll(self) -> None:
         """Nothing."""

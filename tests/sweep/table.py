@@ -202,7 +202,7 @@ WITHOUT_KERNEL = {"gradient", "loop"}
 # Of all ranks of a job: tests/ranks/test_collectives.py draws them, and tests/gpu/test_nccl.py for cards.
 OF_RANKS = {
     *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "rank_broadcast", "shift"),
-    *("begin_exchange", "finish_exchange", "own_part", "only_on", "local_index"),
+    *("begin_exchange", "finish_exchange", "own_part", "only_on", "local_index", "begin_send", "begin_receive"),
 }
 
 ENTRIES: dict[str, Entry] = {

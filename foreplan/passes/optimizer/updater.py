@@ -8,7 +8,7 @@ from foreplan.graph import Builder, Fill, Initializer, Kind, TensorType, Value
 from foreplan.graph.flat import Flat, Member, of_state
 from foreplan.graph.shard import Sharded
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
-from foreplan.ops.collective import AllReduce, Group
+from foreplan.ops.collective import ALONE, AllReduce, Group
 from foreplan.ops.expr import Arg, Const, Expr, cast, maximum, sqrt, where
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.loss_scale import LossScale, is_finite
@@ -22,16 +22,13 @@ from foreplan.units import format_bytes
 AVERAGE = "ema"  # the name of a parameter's average, after the parameter's own
 
 
-_ALONE = Group()
-
-
 @dataclass(frozen=True)
 class _Waiting:
     """What is to be updated.
 
     Attributes:
         parameter, gradient, home, group: see `Updater.update`.
-        square: the sum of the gradient's squares.
+        square: the sum of the gradient's squares; None: it does not count here.
     """
 
     parameter: Value
@@ -99,7 +96,7 @@ class Updater:
         self.share = found.get("ema_share")
         self.updates |= {value: found[f"{value.name}/next"] for value in self.products}
 
-    def update(self, parameter: Value, gradient: Value, home: Value | None = None, group: Group = _ALONE) -> None:
+    def update(self, parameter: Value, gradient: Value, home: Value | None = None, group: Group = ALONE) -> None:
         """Add the update of one parameter, or keep it for the end if it needs a number of all gradients.
 
         Args:
@@ -185,16 +182,8 @@ class Updater:
         return self.updates
 
     def _sum_of_all_squares(self) -> Value:
-        """Of the gradients that wait, and of their parts on other ranks."""
-        totals: dict[int, Value] = {}  # by the number of ranks that have parts
-        for each in self.waiting:
-            assert each.square is not None
-            before = totals.get(each.ranks)
-            totals[each.ranks] = each.square if before is None else self._sum(before, each.square)
-        parts = [self.b.apply(AllReduce(n), x, name="square_sum") if n > 1 else x for n, x in totals.items()]
-        total = parts[0]
-        for part in parts[1:]:
-            total = self._sum(total, part)
+        """Of the gradients that wait, and of what other ranks have."""
+        total = self._sum_of_squares()
         gradients = [each.gradient for each in self.waiting]
         nbytes = sum(gradient.type.nbytes for gradient in gradients if gradient.kind is not Kind.ACCUMULATOR)
         if nbytes:
@@ -202,6 +191,19 @@ class Updater:
             if self.scale is not None:
                 why, known = "loss scaling", "it is known that they are finite"
             self.b.note(f"{why}: all gradients, {format_bytes(nbytes)}, are alive until {known}")
+        return total
+
+    def _sum_of_squares(self) -> Value:
+        """Of the gradients that wait, and of their parts on other ranks; one of them counts, at least."""
+        totals: dict[int, Value] = {}  # by the number of ranks that have parts
+        for each in self.waiting:
+            if each.square is not None:
+                before = totals.get(each.ranks)
+                totals[each.ranks] = each.square if before is None else self._sum(before, each.square)
+        parts = [self.b.apply(AllReduce(n), x, name="square_sum") if n > 1 else x for n, x in totals.items()]
+        total = parts[0]
+        for part in parts[1:]:
+            total = self._sum(total, part)
         return total
 
     def _sum(self, one: Value, other: Value) -> Value:

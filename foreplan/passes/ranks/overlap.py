@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
+from foreplan.ops.point_to_point import BeginMessage
 
 SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
 
@@ -14,13 +15,17 @@ SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as i
 def overlap_exchanges(graph: Graph) -> Graph:
     """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
     that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
-    them. A graph without exchanges as it is. Kinds do not wait for one another: to gather weights needs nothing that is
-    computed, so that it begins at once behind an exchange of gradients, which then would be waited for at once.
+    them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
+    behind an exchange of gradients, which then would be waited for at once.
+
+    A graph without exchanges as it is, and that of a stage, whose messages are listed so.
 
     The wait also reads what the next one has begun, so that no plan moves it before. Small exchanges stay where they
     are, such as those of batch normalisation, on which all that follows depends.
     """
     if not any(isinstance(node.op, Finish) for node in graph.nodes):
+        return graph
+    if any(isinstance(node.op, BeginMessage) for node in graph.nodes):
         return graph
     return replace(graph, nodes=tuple(_Line(graph).run()))
 

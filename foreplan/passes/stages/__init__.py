@@ -1,0 +1,8 @@
+"""A model cut into stages, which ranks run one behind the other: pipeline parallelism."""
+
+from foreplan.passes.stages.cuts import best_cuts
+from foreplan.passes.stages.layout import Layout, laid_out
+from foreplan.passes.stages.schedule import Unit, units_of
+from foreplan.passes.stages.stage import stage_step
+
+__all__ = ["Layout", "Unit", "best_cuts", "laid_out", "stage_step", "units_of"]

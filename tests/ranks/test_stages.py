@@ -1,0 +1,159 @@
+"""Stages train as one process with as many micro-batches does, whatever the model and wherever it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan import optim
+from foreplan.errors import SessionError, TargetError
+from foreplan.frontend import nn
+from foreplan.graph import Graph
+from foreplan.lower.stage_times import run_stages
+from foreplan.passes import loss_scale
+from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone, trained_in_stages
+from tests.ranks.threads import Thread, run
+
+GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
+LLAMA = "llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"
+
+
+def dropped() -> Graph:
+    """Layers with dropout between them."""
+
+    def model(x: Any) -> Any:
+        for number in range(3):
+            x = nn.dropout(nn.relu(nn.linear(x, 16, name=f"layer{number}")), 0.3)
+        return nn.linear(x, 10, name="head")
+
+    return fp.trace(model, fp.spec((4, 12)))
+
+
+MODELS: dict[str, Callable[[], Graph]] = {
+    "mlp": lambda: fp.models.build("mlp:width=23,layers=4,batch=3"),
+    "tied": lambda: fp.models.build(GPT),
+    "untied": lambda: fp.models.build(LLAMA),
+    "dropout": dropped,
+}
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 5), (3, 2), (4, 3)])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_stages_train_as_one_process(model: Callable[[], Graph], stages: int, micro_batches: int) -> None:
+    """Random masks, too, are those of one process."""
+    graph, optimizer = model(), optim.Momentum(0.01)
+    alone, batches = trained_alone(graph, micro_batches, optimizer=optimizer)
+    compiled = compiled_stages(graph, stages, micro_batches, optimizer=optimizer)
+    assert_as_alone(trained_in_stages(compiled, batches), alone)
+    run_stages([(each.program, each.plan) for each in compiled])  # raises where stages would wait for ever
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_running_statistics_go_from_one_micro_batch_to_the_next(stages: int) -> None:
+    graph, optimizer = fp.models.build("resnet18:size=64,classes=10,batch=4"), optim.Momentum(1e-4)
+    alone, batches = trained_alone(graph, 3, steps=1, optimizer=optimizer)
+    found = trained_in_stages(compiled_stages(graph, stages, 3, optimizer=optimizer), batches)
+    assert_as_alone(found, alone, 1e-4)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "norm of all": {"optimizer": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
+    "groups": {"optimizer": optim.SGD(0.1, groups=[optim.Group("wte*", rate=3.0), optim.Group("*ln_f*", rate=0.5)])},
+    "averages": {"optimizer": optim.SGD(optim.cosine(0.1, steps=10), ema=0.9)},
+    "cpu": {"optimizer": optim.SGD(0.1), "target": "cpu:threads=1"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
+    graph = fp.models.build(GPT)
+    alone, batches = trained_alone(graph, 4, **OPTIONS[name])
+    found = trained_in_stages(compiled_stages(graph, 3, 4, **OPTIONS[name]), batches)
+    assert_as_alone(found, alone, 1e-4 if name == "norm of all" else 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_narrow_numbers(precision: str) -> None:
+    """Sums over micro-batches have one order; what crosses is narrow in one process, too."""
+    graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": precision}
+    alone, batches = trained_alone(graph, 4, **options)
+    found = trained_in_stages(compiled_stages(graph, 3, 4, **options), batches)
+    assert_as_alone(found, alone, 2e-3)
+
+
+def test_an_overflow_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a scale that is too large, no stage updates anything, and all halve it."""
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**24)
+    graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": "fp16"}
+    alone, batches = trained_alone(graph, 4, steps=1, **options)
+    compiled = compiled_stages(graph, 3, 4, **options)
+    for each in (alone, *trained_in_stages(compiled, batches)):
+        assert each.stored["loss_scale"] == 2.0**23 and each.stored["step"] == 0
+
+
+def test_poisoned_memory_and_recomputation() -> None:
+    """What is sent and what arrives stays while it moves: dead bytes hold NaN. The first stage recomputes."""
+    graph = fp.models.build("gpt2_small:layers=4,width=64,heads=2,seq=32,vocabulary=61,batch=2")
+    options: dict[str, Any] = {"optimizer": optim.AdamW(0.01, clip_norm=0.1)}
+    alone, batches = trained_alone(graph, 4, steps=2, **options)
+    wide = compiled_stages(graph, 2, 4, **options)
+    tight = compiled_stages(graph, 2, 4, **options, budget=int(0.93 * max(each.arena_bytes for each in wide)))
+    assert tight[0].estimate()["extra_flops_ratio"] > 0
+    assert_as_alone(trained_in_stages(tight, batches, poison=True), alone, 1e-4)
+
+
+def test_each_stage_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    """And goes on from it bit for bit; no two write the same one."""
+    graph, optimizer = fp.models.build(GPT), optim.AdamW(0.01)
+    compiled = compiled_stages(graph, 2, 2, optimizer=optimizer)
+    _, batches = trained_alone(graph, 2, optimizer=optimizer)
+
+    def job(world: Thread) -> tuple[float, float]:
+        step = compiled[world.rank]
+        names = [slot.name for slot in step.program.required_inputs]
+        first, second = ({name: batch[name] for name in names} for batch in batches[:2])
+        session, path = step.bind(seed=1), tmp_path / f"{world.rank}.safetensors"
+        session.step(first)
+        with pytest.raises(SessionError, match="stages 0 and 1 would both write"):
+            session.save(tmp_path / "both.safetensors")
+        session.save(path)
+        again = step.bind(seed=2)
+        again.load(path)
+        return session.step(second).loss, again.step(second).loss
+
+    for loss, again in run(2, job):
+        assert loss == again
+    assert not (tmp_path / "both.safetensors").exists()
+
+
+def test_weights_of_the_whole_model() -> None:
+    """A stage reads its own of them."""
+    graph = fp.models.build(GPT)
+    whole = fp.compile(graph, fp.losses.cross_entropy, optim.SGD(0.1), target="numpy").bind(seed=5)
+    compiled = compiled_stages(graph, 2, 2, optimizer=optim.SGD(0.1))
+
+    def job(world: Thread, path: Path) -> dict[str, np.ndarray]:
+        session = compiled[world.rank].bind(seed=6)
+        session.load(path, strict=False)
+        return dict(session.parameters)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "whole.safetensors"
+        whole.save(path)
+        found = run(2, partial(job, path=path))
+    for weights in found:
+        for name, value in weights.items():
+            np.testing.assert_array_equal(value, whole.parameters[name])
+
+
+def test_cards_are_estimated() -> None:
+    (step, _) = compiled_stages(fp.models.build(GPT), 2, 2, optimizer=optim.SGD(0.1), target="cuda:h100")
+    with pytest.raises(TargetError, match="stages run on the targets numpy and cpu so far"):
+        step.bind()
