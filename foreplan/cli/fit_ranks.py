@@ -24,11 +24,12 @@ class RanksRow:
         ranks: how many.
         shard: what each holds a part of.
         memory_bytes: that each rank may take.
-        batch: of each rank; 0: not even one sample fits.
+        batch: of each rank, or group; 0: not even one sample fits.
         whole_bytes: that a step takes on each rank; of one sample where no batch fits.
         predicted_seconds: of a step.
         samples_per_second: of all ranks together.
         sent_bytes: that each rank sends in a step.
+        tensor: so many ranks make a group with the same samples.
     """
 
     ranks: int
@@ -39,6 +40,12 @@ class RanksRow:
     predicted_seconds: float | None = None
     samples_per_second: float | None = None
     sent_bytes: int = 0
+    tensor: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks together, in a step without accumulation."""
+        return self.batch * self.ranks // self.tensor
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
@@ -64,21 +71,21 @@ def rows_of_ranks(
     """
     from foreplan.fitting import counted_bytes
 
-    first = settings.batch
+    first, tensor = settings.batch, settings.step.tensor
     for count in counts:
         for shard in (settings.step.shard,) if chosen else SHARDS if count > 1 else SHARDS[:1]:
             trials = trials_of(replace(settings, step=replace(settings.step, ranks=count, shard=shard)))
             say(f"{count} ranks, {shard} in parts:")
             batch = trials.largest(first)
             if not batch:
-                yield RanksRow(count, shard, trials.memory, 0, trials.needed(1))
+                yield RanksRow(count, shard, trials.memory, 0, trials.needed(1), tensor=tensor)
                 continue
             step = trials.cheapest(batch)
             figures, first = step.estimate(), batch
-            seconds, samples = figures["predicted_seconds"], batch * step.accumulate * count
+            seconds, samples = figures["predicted_seconds"], batch * step.accumulate * count // tensor
             rate = samples / seconds if seconds else None
             size = counted_bytes(step)
-            yield RanksRow(count, shard, trials.memory, batch, size, seconds, rate, figures["sent_bytes"])
+            yield RanksRow(count, shard, trials.memory, batch, size, seconds, rate, figures["sent_bytes"], tensor)
 
 
 def print_ranks(found: Iterator[RanksRow], as_json: bool) -> list[RanksRow]:
@@ -98,6 +105,6 @@ def print_ranks(found: Iterator[RanksRow], as_json: bool) -> list[RanksRow]:
             echo(f"{start}  {'none fits':>13}")
             continue
         rate = "" if row.samples_per_second is None else f"{row.samples_per_second:,.1f}"
-        whole, sent = f"{row.batch * row.ranks:,}", format_bytes(row.sent_bytes)
+        whole, sent = f"{row.samples:,}", format_bytes(row.sent_bytes)
         echo(f"{start}  {row.batch:>13,}  {whole:>12}  {rate:>16}  {sent:>12}")
     return rows

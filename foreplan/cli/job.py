@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from foreplan.cli.options import Settings, echo, given, is_plan_file
-from foreplan.errors import ForeplanError, TargetError, UsageError
+from foreplan.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
@@ -78,7 +78,9 @@ def end_job(code: int) -> None:
     """End this rank. All end by themselves where all come to their ends; otherwise this one ends the others, which
     would wait for it.
     """
-    world = _world()
+    from foreplan.runtime.ranks.launch import begun
+
+    world = begun()
     if world is None:
         return
     sys.stdout.flush()
@@ -89,7 +91,9 @@ def end_job(code: int) -> None:
 
 def tell(message: str) -> None:
     """Print an error: the first rank's at once, that of another where it is another one."""
-    rank, world = rank_of_job(), _world()
+    from foreplan.runtime.ranks.launch import begun
+
+    rank, world = rank_of_job(), begun()
     note = hashlib.blake2b(message.encode(), digest_size=16).digest()
     if rank == 0:
         echo(f"error: {message}", err=True)
@@ -103,15 +107,3 @@ def tell(message: str) -> None:
         if notes is not None and notes[0] == note:
             return
     echo(f"rank {rank}: error: {message}", err=True)
-
-
-def _world() -> World | None:
-    """The other ranks, if this process has begun to speak with any."""
-    if "foreplan.runtime.ranks.mpi" not in sys.modules:
-        return None
-    from foreplan.runtime.ranks import current
-
-    try:
-        return current()
-    except ForeplanError:
-        return None

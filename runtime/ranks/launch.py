@@ -12,13 +12,14 @@ from functools import lru_cache
 from foreplan.errors import TargetError
 from foreplan.runtime.ranks.world import ALONE, World
 
+TORCHRUN = "torchrun"
 # Who sets which variables: (rank, size, rank among those of its machine). MPICH's mpiexec sets those that Intel MPI and
 # MVAPICH set, too.
 _LAUNCHERS = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    (TORCHRUN, "RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
 INSTALL = "pip install 'foreplan[mpi]' brings mpi4py, an MPI library and its launcher"
 
@@ -70,11 +71,14 @@ def launched() -> World:
     """The world of the launcher that started this process.
 
     Raises:
-        TargetError: several processes were started, and mpi4py is missing, or knows of another number.
+        TargetError: several processes were started, and what moves bytes between them is missing, or knows of another
+            number.
     """
     found = launch_of(os.environ)
     if found is None:
         return ALONE
+    if found.launcher == TORCHRUN:
+        return _of_torchrun(found)
     try:
         from foreplan.runtime.ranks.mpi import Mpi
     except ImportError as error:
@@ -89,6 +93,28 @@ def launched() -> World:
             f"start them by the launcher of that library (mpiexec -n {found.size} …), for cards too; {INSTALL}"
         )
     return world
+
+
+def _of_torchrun(found: Launch) -> World:
+    """The world of torchrun, where there is no MPI."""
+    try:
+        from foreplan.runtime.ranks.gloo import connected
+    except ImportError as error:
+        raise TargetError(
+            f"torchrun started {found.size} processes, and PyTorch, which moves bytes between them, cannot be loaded "
+            f"({error}): pip install 'foreplan[torch]', or start them by MPI's launcher (mpiexec -n {found.size} …)"
+        ) from None
+    try:
+        return connected()
+    except (ValueError, RuntimeError) as error:
+        raise TargetError(
+            f"torchrun started {found.size} processes, and PyTorch cannot connect them: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def begun() -> World | None:
+    """The world of this process, if it has begun to speak with others."""
+    return launched() if launched.cache_info().currsize and launched() is not ALONE else None
 
 
 _in_use: ContextVar[World | None] = ContextVar("world", default=None)

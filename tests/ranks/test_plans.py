@@ -140,6 +140,33 @@ def test_a_table_of_ranks() -> None:
         assert done.exit_code == 2 and said in done.stderr
 
 
+def test_a_table_of_groups() -> None:
+    """A group takes the samples of one rank, and each of its ranks holds less."""
+    words = [
+        "fit",
+        "mlp:width=256,layers=2",
+        "--ranks",
+        "4",
+        "--shard",
+        "none",
+        "--memory",
+        "6MiB",
+        "--target",
+        "numpy",
+    ]
+    tables = [CliRunner().invoke(cli, [*words, *more]) for more in ((), ("--tensor", "2"), ("--tensor", "4"))]
+    rows = [CliRunner().invoke(cli, [*words, *more, "--json"]) for more in ((), ("--tensor", "2"), ("--tensor", "4"))]
+    for table, done, tensor in zip(tables, rows, (1, 2, 4)):
+        (row,) = json.loads(done.stdout)["ranks"]
+        assert (row["ranks"], row["tensor"]) == (4, tensor)
+        assert f"{row['batch'] * 4 // tensor:,}" in table.stdout.splitlines()[-1].split()
+        assert row["samples_per_second"] == pytest.approx(row["batch"] * 4 / tensor / row["predicted_seconds"])
+    sizes = [json.loads(done.stdout)["ranks"][0]["batch"] for done in rows]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    done = CliRunner().invoke(cli, [*words, "--tensor", "3"])
+    assert done.exit_code == 2 and "tensor=3 does not divide ranks=4" in done.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 3, 64])
 @pytest.mark.parametrize("shard", SHARDS)
 def test_what_is_kept_on_a_rank(ranks: int, shard: str) -> None:
