@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from foreplan.errors import TargetError, UsageError
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
     from foreplan.runtime.ranks import World
-
-_PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 
 
 def with_ranks(model: str, settings: Settings, world: World) -> Settings:
@@ -75,35 +72,27 @@ def rank_of_job() -> int:
 
 
 def end_job(code: int) -> None:
-    """End this rank. All end by themselves where all come to their ends; otherwise this one ends the others, which
-    would wait for it.
-    """
-    from foreplan.runtime.ranks.launch import begun
+    """End this rank, and others if they would wait for it."""
+    from foreplan.runtime.ranks.launch import end
 
-    world = begun()
-    if world is None:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if world.meet(bytes(16), _PATIENCE) is None:
-        world.abort(code)
+    end(code)
 
 
 def tell(message: str) -> None:
     """Print an error: the first rank's at once, that of another where it is another one."""
-    from foreplan.runtime.ranks.launch import begun
+    from foreplan.runtime.ranks.launch import PATIENCE, begun
 
     rank, world = rank_of_job(), begun()
     note = hashlib.blake2b(message.encode(), digest_size=16).digest()
     if rank == 0:
         echo(f"error: {message}", err=True)
         if world is not None:
-            world.meet(note, _PATIENCE)
+            world.meet(note, PATIENCE)
         return
     if world is None:  # no rank has spoken with another
-        time.sleep(_PATIENCE)
+        time.sleep(PATIENCE)
     else:
-        notes = world.meet(note, _PATIENCE)
+        notes = world.meet(note, PATIENCE)
         if notes is not None and notes[0] == note:
             return
     echo(f"rank {rank}: error: {message}", err=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from types import TracebackType
 
 from foreplan.errors import TargetError
 from foreplan.runtime.ranks.world import ALONE, World
 
 TORCHRUN = "torchrun"
+PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 # Who sets which variables: (rank, size, rank among those of its machine). MPICH's mpiexec sets those that Intel MPI and
 # MVAPICH set, too.
 _LAUNCHERS = (
@@ -77,8 +80,13 @@ def launched() -> World:
     found = launch_of(os.environ)
     if found is None:
         return ALONE
-    if found.launcher == TORCHRUN:
-        return _of_torchrun(found)
+    world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
+    _end_with_errors()
+    return world
+
+
+def _of_mpi(found: Launch) -> World:
+    """The world of an MPI library."""
     try:
         from foreplan.runtime.ranks.mpi import Mpi
     except ImportError as error:
@@ -115,6 +123,31 @@ def _of_torchrun(found: Launch) -> World:
 def begun() -> World | None:
     """The world of this process, if it has begun to speak with others."""
     return launched() if launched.cache_info().currsize and launched() is not ALONE else None
+
+
+def end(code: int) -> None:
+    """What a rank does before it ends with a code. All end by themselves where all come to their ends in `PATIENCE`;
+    otherwise this one ends the others, which would wait for it.
+    """
+    world = begun()
+    if world is None:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if world.meet(bytes(16), PATIENCE) is None:
+        world.abort(code)
+
+
+def _end_with_errors() -> None:
+    """Let an error that nobody catches end all ranks, when it has been told."""
+    told = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        told(kind, error, trace)
+        if not issubclass(kind, KeyboardInterrupt):  # a signal has reached all ranks
+            end(1)
+
+    sys.excepthook = hook
 
 
 _in_use: ContextVar[World | None] = ContextVar("world", default=None)

@@ -173,6 +173,25 @@ def test_ranks_that_fail_otherwise_say_so(data: str, first: str, codes: set[int]
     assert done.returncode in codes
 
 
+@pytest.mark.parametrize("who", ["rank == 1", "True"])
+def test_an_error_of_a_script_ends_the_job(tmp_path: Path, who: str) -> None:
+    """On one rank, whose step the others would wait for, or on all."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import numpy as np\n"
+        "import foreplan as fp\n"
+        "from foreplan.runtime.ranks import current\n"
+        "rank = current().rank\n"
+        "model, loss = fp.models.build('mlp:width=8,layers=1,batch=2'), fp.losses.cross_entropy\n"
+        "session = fp.compile(model, loss, fp.optim.SGD(0.1), target='numpy', ranks=3).bind()\n"
+        f"batch = {{'x': np.zeros((2, 784)), 'target': np.zeros(2, int) + 99 * ({who})}}\n"
+        "session.step(batch)\n"
+    )
+    words = [str(MPIEXEC), "-n", "3", sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and done.stderr.count("InputError: 'target' holds 99") == (1 if "rank" in who else 3)
+
+
 def test_a_launcher_without_ranks(data: str) -> None:
     """Its variables, and nothing else: there is no PyTorch, or it is not told where processes meet."""
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
