@@ -292,7 +292,7 @@ class Compiled:
             "mode": "inference" if program.loss is None else "training",
             "accumulate": self.accumulate,
             "ranks": exchanges.ranks,
-            "tensor": program.alike,
+            "tensor": program.tensor,
             "sent_bytes": exchanges.sent,
             "exchanges": exchanges.count,
             "exchange_seconds": exchanges.nanoseconds / 1e9,

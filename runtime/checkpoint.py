@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from foreplan.runtime.engine import Place
 from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.once import first_alone
+from foreplan.runtime.ranks.stages import of_all_stages, of_other_stages
 from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
 FORMAT = "foreplan.checkpoint.1"
@@ -45,9 +46,12 @@ def save_checkpoint(
     """
     kept = [slot for slot in _kept(program) if averages is None or slot.kind is not Kind.STATE]
     places = {**places, **(averages or {})}
-    state = sorted(_key(slot) for slot in kept if slot.kind is Kind.STATE)
+    tensors = {_key(slot): (slot, places[slot.name]) for slot in kept}
+    if program.is_stage:
+        tensors = of_all_stages(world, tensors)
+    state = sorted(key for key, (slot, _) in tensors.items() if slot.kind is Kind.STATE)
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
-    write_tensors(path, {_key(slot): (slot, places[slot.name]) for slot in kept}, {KEY: about}, world)
+    write_tensors(path, tensors, {KEY: about}, world)
 
 
 def write_tensors(
@@ -97,6 +101,7 @@ def load_checkpoint(
     strict: bool = True,
     names: Names = AS_THEY_ARE,
     begun: Callable[[], None] = lambda: None,
+    world: World = ALONE,
 ) -> tuple[Loaded, bool]:
     """Read a checkpoint into the stored values with little further memory: all that is wanted, or nothing if anything
     in the file is wrong.
@@ -108,6 +113,7 @@ def load_checkpoint(
             or not strictly, are read so as well.
         strict, names: see `foreplan.runtime.matching.match`.
         begun: called after all checks, before the first value is written.
+        world: the ranks, all of which call this. A stage passes over what other stages keep.
 
     Returns:
         What was read, and whether the file had everything that the program keeps from step to step.
@@ -115,11 +121,12 @@ def load_checkpoint(
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
     """
+    others = of_other_stages(world, map(_key, _kept(program))) if program.is_stage else set[str]()
     with open_tensors(path) as file:
         as_saved = strict and not names
-        slots = {_key(slot): slot for slot in _slots(file, program, state and as_saved)}
+        slots = {_key(slot): slot for slot in _slots(file, program, state and as_saved, others)}
         wanted = [Wanted(key, slot.operand.type.dtype.name, slot.operand.type.shape) for key, slot in slots.items()]
-        passed = (_state_in(file) | {_key(slot) for slot in _kept(program)}) - slots.keys()
+        passed = (_state_in(file) | {_key(slot) for slot in _kept(program)} | others) - slots.keys()
         entries = {name: entry for name, entry in file.entries.items() if name not in passed}
         found, loaded = match(path, program.model, entries, wanted, names, strict)
         begun()
@@ -144,7 +151,7 @@ def _state_in(file: TensorFile) -> set[str]:
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
-def _slots(file: TensorFile, program: Program, state: bool) -> list[Slot]:
+def _slots(file: TensorFile, program: Program, state: bool, others: Set[str]) -> list[Slot]:
     """The slots to load: the model's own, and the state if it is wanted and the file has it.
 
     Raises:
@@ -156,7 +163,7 @@ def _slots(file: TensorFile, program: Program, state: bool) -> list[Slot]:
     same_model = all(_key(slot) in names for slot in kept if slot.kind is not Kind.STATE)
     if with_state and same_model:  # what a file of another model lacks is told elsewhere
         missing = [key for slot in kept if (key := _key(slot)) in own - names]
-        foreign = sorted((names & theirs) - {_key(slot) for slot in kept})
+        foreign = sorted((names & theirs) - {_key(slot) for slot in kept} - others)
         # A program without updates, such as one that returns gradients, may have a random state, but no other.
         if missing or (foreign and program.step_count is not None):
             difference = f"it has no {missing[0]!r}" if missing else f"its {foreign[0]!r} has no place here"

@@ -20,7 +20,6 @@ from foreplan.runtime.averages import averages_of, exchanged, names_of_averages,
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.ranks import World
-from foreplan.runtime.ranks.once import each_alone
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -57,8 +56,7 @@ class Kept:
 
     def save(self, path: str | Path, *, ema: bool = False) -> None:
         """Write all stored values to a safetensors file: `load` continues from it bit for bit. Of several ranks, all
-        call this, and the first one writes; the file is the same, however many there are. Of several stages, each
-        writes what it holds, to a path of its own.
+        call this, and the first one writes; the file is the same, however many there are, and whatever each holds.
 
         Args:
             path: of the file.
@@ -67,7 +65,7 @@ class Kept:
 
         Raises:
             UsageError, SessionError: the file cannot be written; an older one at the same place is as it was. Or there
-                are no averages, or two stages have one path.
+                are no averages.
         """
         from foreplan.runtime.checkpoint import save_checkpoint
 
@@ -76,11 +74,7 @@ class Kept:
             self._settle()
             self._refuse_if_broken()
             averages = averages_of(self.program, self._stored) if ema else None
-            save_checkpoint(text, self.program, self._stored, averages, self._writers(text))
-
-    def _writers(self, path: str) -> World:
-        """The ranks that write a file together."""
-        return each_alone(self._world, path) if self.program.is_stage else self._world
+            save_checkpoint(text, self.program, self._stored, averages, self._world)
 
     def load(
         self,
@@ -94,7 +88,7 @@ class Kept:
         skip: Iterable[str] = (),
     ) -> Loaded:
         """Read a file that `save` wrote, or a safetensors file of another tool; a file of only parameters and buffers
-        leaves all else as it is.
+        leaves all else as it is. Of several ranks, all call this.
 
         Where a weight has an adapter whose magnitudes (DoRA) are still its norms, and the file has none, they become
         the norms of what was read.
@@ -133,7 +127,7 @@ class Kept:
             before = self._broken
             following = at_norms(adapters_with_magnitudes(self.program.tensors), self._stored)
             loaded, whole = load_checkpoint(
-                text, self.program, self._stored, state, strict, names, begun=self._load_begun
+                text, self.program, self._stored, state, strict, names, begun=self._load_begun, world=self._world
             )
             write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
@@ -204,10 +198,12 @@ class Kept:
         from foreplan.runtime.adapters import save_adapters
 
         text = path_of("save_adapters", folder)
+        if self.program.is_stage:
+            raise SessionError("each stage has adapters of its own layers alone: save all by `save`")
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()
-            save_adapters(text, self.program, self._stored, self._writers(text))
+            save_adapters(text, self.program, self._stored, self._world)
 
     def load_adapters(self, folder: str | Path) -> None:
         """Read adapters that `save_adapters` or PEFT wrote; the optimizer's state stays as it is.

@@ -21,12 +21,13 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     its cores.
 
     Raises:
-        UsageError: another number is asked for, or stages.
+        UsageError: another number is asked for.
     """
-    if settings.step.stages > 1:
+    if settings.step.stages not in (1, world.size):
+        count = settings.step.stages
         raise UsageError(
-            "`train` runs one step on all ranks, and each stage is a step of its own: leave --stages out, or run "
-            "stages from Python, as docs/ranks.md shows"
+            f"--stages {count}, and {world.size} process{'es run' if world.size > 1 else ' runs'} this command: each "
+            f"stage is one, so start {count} (mpirun -n {count} foreplan train …)"
         )
     asked = settings.step.ranks if given("ranks") else world.size
     if asked != world.size:
@@ -37,6 +38,8 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     if world.size == 1 or is_plan_file(model):
         return settings
     step = replace(settings.step, ranks=world.size)
+    if step.stages > 1:
+        step = replace(step, stage=world.rank)
     if str(step.target) in ("auto", "cpu") and world.neighbours > 1:
         from foreplan.lower.targets import resolved
 

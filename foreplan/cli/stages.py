@@ -1,14 +1,19 @@
-"""What `foreplan estimate` says of a step in stages: a row a stage, and the step of all."""
+"""Steps in stages at the command line: what `foreplan estimate` says of them, and what each takes of the data."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cli.data import Arrays, samples_in
 from foreplan.cli.options import echo, model_with_options, print_json, say, working
+from foreplan.errors import InputError
 from foreplan.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
+    from foreplan.lower import Program
+    from foreplan.runtime.ranks import World
 
 _COLUMNS = ("stage", "parameters", "peak", "of it parameters", "optimizer", "gradients", "activations", "sends", "busy")
 
@@ -65,3 +70,30 @@ def _table(rows: list[dict[str, Any]]) -> str:
         )
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in cells)
+
+
+def samples_of_stages(
+    program: Program, arrays: Arrays, path: str, micro_batches: int, world: World
+) -> tuple[int, int, Arrays]:
+    """How many samples a data file has, how many of them a micro-batch takes, and the arrays that this stage reads: one
+    that no stage reads is an error, as everywhere. All ranks call it at the same time.
+
+    Raises:
+        InputError: see `samples_in`; or stages would take different numbers of samples.
+    """
+    slots = program.required_inputs
+    told = world.gather([slot.name for slot in slots])
+    read = {name for names in told for name in names}
+    own = {name: array for name, array in arrays.items() if name in told[world.rank] or name not in read}
+    found = None
+    if slots:
+        of_one = [slot.operand for slot in slots]
+        if micro_batches > 1:
+            of_one = [replace(x, type=x.type.with_shape(x.type.shape[1:])) for x in of_one]
+        inputs = tuple(replace(slot, operand=x) for slot, x in zip(slots, of_one, strict=True))
+        found = samples_in(replace(program, inputs=inputs), own, path)
+    counts = {each for each in world.gather(found) if each is not None}
+    if len(counts) != 1:
+        raise InputError(f"{path!r}: stages would take different numbers of samples: {sorted(counts)}")
+    samples, batch = counts.pop()
+    return samples, batch, own

@@ -24,6 +24,7 @@ from foreplan.cli.options import (
     with_threads,
     working,
 )
+from foreplan.cli.stages import samples_of_stages
 from foreplan.cli.training import Run, Saving, Training
 from foreplan.cli.validation import Validation, validation_of
 from foreplan.cli.weights import load_weights, weights_options
@@ -117,10 +118,18 @@ def train(
     if compiled.program.loss is None:
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
     check_ranks(model, compiled, world)
-    samples, batch = samples_in(compiled.program, arrays, data)
-    size = batch * compiled.accumulate * (world.size // compiled.program.alike)
+    micro_batches = compiled.accumulate
+    if compiled.program.is_stage:
+        micro_batches = int(settings.step.accumulate)
+        if adapters is not None or averages is not None or validation is not None:
+            raise UsageError("--save-adapters, --save-averages and --validation are not for a model in --stages")
+        samples, batch, arrays = samples_of_stages(compiled.program, arrays, data, micro_batches, world)
+    else:
+        samples, batch = samples_in(compiled.program, arrays, data)
+    size = batch * micro_batches * (world.size // compiled.program.alike)
     if samples < size:
-        raise UsageError(f"{data!r} has {samples} samples, and a step {_takes(compiled, batch, world, samples)}")
+        takes = _takes(compiled, batch, micro_batches, world, samples)
+        raise UsageError(f"{data!r} has {samples} samples, and a step {takes}")
     quiet = as_json or world.rank > 0
     if not quiet:
         echo(compiled.weights.line)
@@ -158,7 +167,22 @@ def train(
     if world.rank > 0:
         log = tensorboard = None
     with open_logs(log, tensorboard, columns, first) as logs:
-        run = Run(compiled, saving, arrays, samples, size, first, last, seed, world, fixed, measured, logs, quiet=quiet)
+        run = Run(
+            compiled,
+            saving,
+            arrays,
+            samples,
+            size,
+            micro_batches,
+            first,
+            last,
+            seed,
+            world,
+            fixed,
+            measured,
+            logs,
+            quiet=quiet,
+        )
         training = run.train()
         _finish(training, saving, first, as_json, world)
 
@@ -175,16 +199,16 @@ def _say_what_is_left_out(samples: int, size: int, validation: Validation | None
         )
 
 
-def _takes(compiled: Compiled, batch: int, world: World, samples: int) -> str:
+def _takes(compiled: Compiled, batch: int, micro_batches: int, world: World, samples: int) -> str:
     """How many samples a step takes, and what to do where these are too many, for people."""
     alike = compiled.program.alike
     shares, whom = world.size // alike, "ranks" if alike == 1 else f"groups of {alike} ranks"
-    size = batch * compiled.accumulate * shares
+    size = batch * micro_batches * shares
     of_ranks = f" ({size // shares} on each of {shares} {whom})" if shares > 1 else ""
     if samples < shares:
         return f"takes {size}{of_ranks}: there are more {whom} than samples; start {samples} or fewer"
     least = samples // shares
-    advice = f"--batch {least} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
+    advice = f"--batch {least} or less" if micro_batches == 1 else "a smaller --batch or --accumulate"
     return f"takes {size}{of_ranks}: give {advice}"
 
 

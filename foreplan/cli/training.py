@@ -123,6 +123,7 @@ class Run:
         arrays: all samples.
         samples: how many there are.
         size: how many a step takes, on all ranks together.
+        micro_batches: of a step.
         first, last: the first step, and the one after the last.
         seed: of the order of samples.
         world: the ranks that run it.
@@ -137,6 +138,7 @@ class Run:
     arrays: Arrays
     samples: int
     size: int
+    micro_batches: int
     first: int
     last: int
     seed: int
@@ -195,7 +197,7 @@ class Run:
         return training
 
     def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
-        program, accumulate = self.compiled.program, self.compiled.accumulate
+        program, accumulate = self.compiled.program, self.micro_batches
         for number in range(self.first // self.per_epoch, math.ceil(self.last / self.per_epoch)):
             place = self.world.rank // program.alike, self.world.size // program.alike
             of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate, place)

@@ -194,12 +194,17 @@ class Program(Problem):
         """How many ranks run it together."""
         groups = [(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)]
         groups += [(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)]
-        return max([self.alike, *(ranks * stride for ranks, stride in groups)])
+        return max([self.tensor, *(ranks * stride for ranks, stride in groups)])
 
     @cached_property
-    def alike(self) -> int:
-        """How many neighbouring ranks take the same samples, and compute parts of one model's products."""
+    def tensor(self) -> int:
+        """How many neighbouring ranks compute parts of one model's products."""
         return max([1, *(slot.shard.ranks for slot in self.tensors if slot.shard is not None)])
+
+    @property
+    def alike(self) -> int:
+        """How many neighbouring ranks take the same samples: they compute parts of products, or are stages."""
+        return self.ranks if self.is_stage else self.tensor
 
     @cached_property
     def is_stage(self) -> bool:

@@ -6,23 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from foreplan.errors import ForeplanError, SessionError
-from foreplan.runtime.ranks.world import ALONE, World
-
-
-def each_alone(world: World, path: str) -> World:
-    """The world in which each stage writes a file of its own. All ranks call it at the same time.
-
-    Raises:
-        SessionError: two would write to the same path.
-    """
-    paths: list[str] = world.gather(path)
-    for rank, each in enumerate(paths):
-        if (first := paths.index(each)) != rank:
-            raise SessionError(
-                f"stages {first} and {rank} would both write {each!r}: each holds weights of its own, so give each a "
-                "path of its own, such as stage0.safetensors"
-            )
-    return ALONE
+from foreplan.runtime.ranks.world import World
 
 
 @contextmanager

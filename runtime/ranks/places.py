@@ -30,7 +30,7 @@ class _Kept(Protocol):
     def write(self, array: np.ndarray) -> None: ...
 
 
-class _ByRank:
+class ByRank:
     """What a place of several ranks does by reading and writing."""
 
     def fill(self: _Kept, make: Callable[[np.ndarray], object]) -> None:
@@ -45,7 +45,7 @@ class _ByRank:
         return lambda: None
 
 
-class SpreadPlace(_ByRank):
+class SpreadPlace(ByRank):
     """A tensor of which each rank holds a part. All ranks read it at the same time.
 
     Attributes:
@@ -89,7 +89,7 @@ class SpreadPlace(_ByRank):
             self.own[1].write(array.reshape(-1)[self.own[0]])
 
 
-class ShardPlace(_ByRank):
+class ShardPlace(ByRank):
     """A tensor that is cut, each rank having one part. All ranks read it at the same time.
 
     Attributes:
@@ -111,7 +111,7 @@ class ShardPlace(_ByRank):
         self.inner.write(np.ascontiguousarray(self.shard.take(array, self.world.rank)))
 
 
-class SeedPlace(_ByRank):
+class SeedPlace(ByRank):
     """A random state, which each rank begins elsewhere, or each of several: that of the first rank is read and
     written.
     """

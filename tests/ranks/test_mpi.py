@@ -89,6 +89,27 @@ def test_groups_train_as_one_process(tmp_path: Path, data: str, ranks: int, more
         np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_train_from_the_command_line(tmp_path: Path, data: str, stages: int) -> None:
+    """As one process with as many micro-batches, to one file, from which others go on."""
+    accumulate = ("--accumulate", "4")
+    model = "mlp:width=32,layers=3,batch=3"
+    files = {}
+    losses = {}
+    for name, ranks, more in [("one", 1, ()), ("many", stages, ("--stages", str(stages)))]:
+        for steps, resume in [("2", ()), ("4", ("--resume", str(tmp_path / name)))]:
+            words = ("--data", data, "-o", str(tmp_path / name), "--target", "numpy", "--json", "--steps", steps)
+            done = run(ranks, "train", model, *words, *accumulate, *more, *resume)
+            assert done.returncode == 0, done.stderr
+            losses[name, steps] = json.loads(done.stdout)["losses"]
+        files[name] = load_file(tmp_path / name)
+    for steps in ("2", "4"):
+        np.testing.assert_allclose(losses["many", steps], losses["one", steps], rtol=2e-5)
+    assert files["one"].keys() == files["many"].keys()
+    for name, array in files["one"].items():
+        np.testing.assert_allclose(files["many"][name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+
+
 def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
     path = tmp_path / "w.safetensors"
     whole = train(1, data, tmp_path / "whole", "--steps", "6")
@@ -153,6 +174,13 @@ def _parent(process: int) -> int:
         (1, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "2"], "mpirun -n 2 foreplan train"),
         (2, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "3"], "2 processes run this command"),
         (2, ["train", "mlp:batch=2", "--data", "nowhere.npz"], "cannot read 'nowhere.npz'"),
+        (1, ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2"], "mpirun -n 2 foreplan train"),
+        (2, ["train", "mlp:batch=99", "--data", "{data}", "--stages", "2"], "48 samples, and a step takes 99: give"),
+        (
+            2,
+            ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2", "--validation", "{data}"],
+            "not for a model in --stages",
+        ),
         (2, ["train", "mlp:batch=2", "--data", "{data}", "--optimizer", "muon", "--shard", "state"], "whole tensors"),
     ],
 )
