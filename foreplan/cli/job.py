@@ -86,7 +86,7 @@ def tell(message: str) -> None:
     from foreplan.runtime.ranks.launch import PATIENCE, begun
 
     rank, world = rank_of_job(), begun()
-    note = hashlib.blake2b(message.encode(), digest_size=16).digest()
+    note = hashlib.blake2b(message.encode(errors="backslashreplace"), digest_size=16).digest()
     if rank == 0:
         echo(f"error: {message}", err=True)
         if world is not None:
