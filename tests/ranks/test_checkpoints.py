@@ -11,6 +11,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.frontend import Tensor, nn
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import batches_for, own_part
 
@@ -84,6 +85,33 @@ def test_the_file_is_the_same_whatever_is_in_parts(tmp_path: Path) -> None:
         steps(3, shard, 0, 2, write=tmp_path / shard)
         files.append((tmp_path / shard).read_bytes())
     assert len(set(files)) == 1
+
+
+def test_masks_of_parts_do_not_hinder(tmp_path: Path) -> None:
+    """Ranks that draw numbers of their own keep no state of their own: one process goes on, and they go on from it."""
+
+    def step(ranks: int) -> Any:
+        def units(x: Tensor) -> dict[str, Tensor]:
+            return {"y": nn.linear(nn.dropout(nn.linear(x, 8, name="up"), 0.5), 3, name="down")}
+
+        graph = fp.trace(units, fp.spec((2, 5)))
+        return fp.compile(graph, fp.losses.mse, optim.Adam(0.1), target="numpy", ranks=ranks, tensor=ranks)
+
+    batch = {"x": np.ones((2, 5), np.float32), "target": np.zeros((2, 3), np.float32)}
+
+    def job(world: Thread | None, compiled: Any, read: Path | None, write: Path) -> float:
+        session = compiled.bind(seed=1)
+        if read is not None:
+            session.load(read)
+        loss: float = session.step(batch).loss
+        session.save(write)
+        return loss
+
+    one, two = step(1), step(2)
+    run(2, lambda world: job(world, two, None, tmp_path / "a"))
+    job(None, one, tmp_path / "a", tmp_path / "b")
+    twice = [run(2, lambda world: job(world, two, tmp_path / "b", tmp_path / "c"))[0] for _ in range(2)]
+    assert twice[0] == twice[1]
 
 
 def test_the_same_file_from_groups(tmp_path: Path) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from foreplan.errors import UsageError
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
 from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import OwnPart
+from foreplan.ops.map import elementwise
 from foreplan.ops.random import Random
 from foreplan.ops.shape import reshape, transpose
 from foreplan.passes.tensor.regions import Found, Region, regions_of
+
+_SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other than between those of groups
 
 
 def split_products(graph: Graph, ranks: int) -> Graph:
@@ -43,7 +48,7 @@ class _Rewrite:
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one
         self.own: dict[tuple[Value, Shard], Value] = {}
-        self.drawn: dict[Value, Value] = {}  # by random state, that of ranks which draw their own
+        self.drawn: dict[Value, Value] = {}  # by random state, that from which a rank draws its own numbers
 
     def run(self) -> Graph:
         """The graph."""
@@ -59,7 +64,6 @@ class _Rewrite:
                 self.cut(node, region)
         now = self.now
         updates = {now.get(old, old): now.get(new, new) for old, new in graph.updates.items()}
-        updates |= {self.drawn[old]: self.moved_on(old) for old in self.drawn}
         b.notes.append(_note(graph, self.found, self.ranks))
         outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
         return b.finish(outputs, updates, None if graph.loss is None else now.get(graph.loss, graph.loss))
@@ -116,20 +120,18 @@ class _Rewrite:
         return reshape(b, first, shard.of(value.type).shape)
 
     def state_of_rank(self, state: Value) -> Value:
-        """The random state from which each rank draws its own numbers."""
+        """The random state from which each rank of a group draws its own numbers: that of all, with another seed."""
         if state not in self.drawn:
-            b = self.b
+            b, scope = self.b, self.b.scope
             b.scope = ""
-            self.drawn[state] = b.store(f"{state.name}/of_rank", state.type, Kind.STATE, RandomSeed())
+            seeds = np.array([[rank * _SEEDS % (1 << 64), 0] for rank in range(self.ranks)], np.uint64)
+            whole = state.type.with_shape((seeds.size,))
+            kept = Sharded(Shard(self.ranks, 0), whole, Array(seeds.reshape(-1)))
+            shift = b.store(f"{state.name}/shift", state.type, Kind.CONSTANT, kept)
+            common = self.now.get(state, state)
+            self.drawn[state] = elementwise(b, lambda s, d: s + d, common, shift, name=f"{state.name}/of_rank")
+            b.scope = scope
         return self.drawn[state]
-
-    def moved_on(self, state: Value) -> Value:
-        """The content of a rank's own random state in the next step, which is made as that of the common one is."""
-        new = self.graph.updates[state]
-        node = next(node for node in self.graph.nodes if new in node.outputs)
-        inputs = [self.drawn.get(x, x) for x in node.inputs]
-        self.b.scope = ""
-        return self.b.node(node.op, *inputs, name=f"{node.name}/of_rank")[node.outputs.index(new)]
 
 
 def _note(graph: Graph, found: Found, ranks: int) -> str:
