@@ -286,3 +286,20 @@ def test_what_ranks_make_of_constants_is_not_computed_at_once() -> None:
         np.testing.assert_array_equal(found["local"], [[0, 1, -1, -1], [-1, -1, 0, 1]][rank])
         np.testing.assert_array_equal(found["total"], [0, 2, 4, 6])
         np.testing.assert_array_equal(found["moved"], [[1, 2], [3, 4]][rank])
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "offload", "budget"])
+def test_less_memory_beside_parts(how: str) -> None:
+    """What is recomputed, copied to the host, or planned within a budget, gives the same."""
+    (alone,) = trained(model("llama"), optim.Momentum(0.2), 1, 8)
+    options: dict[str, Any] = {"ranks": 2, "tensor": 2, "target": "numpy"}
+    free = fp.compile(model("llama")(8), fp.losses.cross_entropy, optim.Momentum(0.2), **options).arena_bytes
+    more: dict[str, Any] = {
+        "checkpoint": {"checkpoint": ["model.layers.*"]},
+        "offload": {"offload": True},
+        "budget": {"budget": free * 9 // 10},
+    }[how]
+    found = trained(model("llama"), optim.Momentum(0.2), 2, 8, tensor=2, **more)
+    assert_close(found[0], alone)
+    assert_same(found[1], found[0])
+    assert found[0].allocated < free or how == "offload"
