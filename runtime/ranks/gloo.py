@@ -1,4 +1,4 @@
-"""Ranks that torchrun has started, by PyTorch's Gloo. Imported where it has started several."""
+"""Ranks that torchrun has started, by PyTorch's Gloo."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.world import place_in_group
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # as PyTorch called it until 2.12
 
 
 def connected() -> Gloo:
     """The world of all processes of a job, as torchrun's environment has it.
 
     Raises:
+        ImportError: there is no PyTorch.
         ValueError: the environment does not say where they meet.
         RuntimeError: they do not come together.
     """
+    import torch.distributed as dist
+
     dist.init_process_group("gloo")
     atexit.register(dist.destroy_process_group)
     return Gloo(list(range(dist.get_world_size())))
@@ -44,7 +43,12 @@ class Gloo:
             group: PyTorch's; None: of all.
             whole: what a group is of.
         """
-        self._ranks, self._group, self._whole = ranks, group, whole
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist = torch, dist
+        self._all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # until 2.12
+        self._ranks, self._group = ranks, group
         self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
         self.name = f"Gloo of PyTorch {torch.__version__}"
         self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -54,30 +58,30 @@ class Gloo:
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
         """One call that does not block; a shift is two."""
-        given, result = torch.from_numpy(source), torch.from_numpy(into)
+        given, result = self._torch.from_numpy(source), self._torch.from_numpy(into)
         among: dict[str, Any] = {"group": self._group, "async_op": True}
         if kind == "all_gather":
-            return self._waiting(_all_gather(result, given, **among))
+            return self._waiting(self._all_gather(result, given, **among))
         if kind == "all_to_all":
-            return self._waiting(dist.all_to_all_single(result, given, **among))
+            return self._waiting(self._dist.all_to_all_single(result, given, **among))
         if kind == "broadcast":
             if self.rank == peer:
                 np.copyto(into, source)
-            return self._waiting(dist.broadcast(result, self._ranks[peer], **among))
+            return self._waiting(self._dist.broadcast(result, self._ranks[peer], **among))
         if not peer % self.size:
             np.copyto(into, source)
             return self.poll
         before, behind = (self._ranks[(self.rank + by) % self.size] for by in (-peer, peer))
-        receives = dist.irecv(result, before, group=self._group)
-        return self._waiting(receives, dist.isend(given, behind, group=self._group))
+        receives = self._dist.irecv(result, before, group=self._group)
+        return self._waiting(receives, self._dist.isend(given, behind, group=self._group))
 
     def send(self, rank: int, number: int, source: np.ndarray) -> Run:
         """Its number is the tag."""
-        return self._waiting(dist.isend(torch.from_numpy(source), self._ranks[rank], self._group, number))
+        return self._waiting(self._dist.isend(self._torch.from_numpy(source), self._ranks[rank], self._group, number))
 
     def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
         """Its number is the tag."""
-        return self._waiting(dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, number))
+        return self._waiting(self._dist.irecv(self._torch.from_numpy(into), self._ranks[rank], self._group, number))
 
     def _waiting(self, *works: Any) -> Run:
         """What waits for calls, which are under way until then."""
@@ -98,7 +102,7 @@ class Gloo:
             places = [place_in_group(rank, ranks, stride) for rank in range(self.size)]
             for first in sorted({first for first, _ in places}):  # every rank takes part in making each
                 members = [first + stride * number for number in range(ranks)]
-                made = dist.new_group(members)
+                made = self._dist.new_group(members)
                 if self.rank in members:
                     self._groups[ranks, stride] = Gloo(members, made, self)
         return self._groups[ranks, stride]
@@ -109,15 +113,18 @@ class Gloo:
     def gather(self, content: Any) -> list[Any]:
         """By pickling."""
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, content, group=self._group)
+        self._dist.all_gather_object(found, content, group=self._group)
         return found
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """In a group of its own."""
         if self._open:
             return None
-        notes, own = torch.empty(self.size * len(note), dtype=torch.uint8), torch.tensor(list(note), dtype=torch.uint8)
-        work = _all_gather(notes, own, group=self._ending, async_op=True)
+        notes, own = (
+            self._torch.empty(self.size * len(note), dtype=self._torch.uint8),
+            self._torch.tensor(list(note), dtype=self._torch.uint8),
+        )
+        work = self._all_gather(notes, own, group=self._ending, async_op=True)
         until = time.monotonic() + seconds
         while not work.is_completed():
             if time.monotonic() > until:

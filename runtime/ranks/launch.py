@@ -105,15 +105,15 @@ def _of_mpi(found: Launch) -> World:
 
 def _of_torchrun(found: Launch) -> World:
     """The world of torchrun, where there is no MPI."""
+    from foreplan.runtime.ranks.gloo import connected
+
     try:
-        from foreplan.runtime.ranks.gloo import connected
+        return connected()
     except ImportError as error:
         raise TargetError(
             f"torchrun started {found.size} processes, and PyTorch, which moves bytes between them, cannot be loaded "
             f"({error}): pip install 'foreplan[torch]', or start them by MPI's launcher (mpiexec -n {found.size} …)"
         ) from None
-    try:
-        return connected()
     except (ValueError, RuntimeError) as error:
         raise TargetError(
             f"torchrun started {found.size} processes, and PyTorch cannot connect them: {str(error).splitlines()[0]}"
