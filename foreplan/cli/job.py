@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -75,10 +76,10 @@ def rank_of_job() -> int:
 
 
 def end_job(code: int) -> None:
-    """End this rank, and others if they would wait for it."""
-    from foreplan.runtime.ranks.launch import end
-
-    end(code)
+    """End this rank, and others if they would wait for it. Who has not come to run anything has no others."""
+    launch = sys.modules.get("foreplan.runtime.ranks.launch")
+    if launch is not None:
+        launch.end(code)
 
 
 def tell(message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -188,6 +188,11 @@ class Program(Problem):
     def tensors(self) -> tuple[Slot, ...]:
         """What is stored, as its user names it: of a row of tensors, each of these."""
         return tuple(tensor for slot in self.stored for tensor in _tensors(slot))
+
+    @cached_property
+    def stored_as(self) -> Mapping[int, Slot]:
+        """What is stored, by value."""
+        return {slot.operand.value: slot for slot in self.stored}
 
     @cached_property
     def ranks(self) -> int:

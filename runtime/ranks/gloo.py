@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from typing import Any
 
 import numpy as np
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import place_in_group
+from foreplan.runtime.ranks.world import comes_true, place_in_group
 
 
 def connected() -> Gloo:
@@ -125,11 +124,8 @@ class Gloo:
             self._torch.tensor(list(note), dtype=self._torch.uint8),
         )
         work = self._all_gather(notes, own, group=self._ending, async_op=True)
-        until = time.monotonic() + seconds
-        while not work.is_completed():
-            if time.monotonic() > until:
-                return None
-            time.sleep(0.001)
+        if not comes_true(work.is_completed, seconds):
+            return None
         return [each.tobytes() for each in np.split(notes.numpy(), self.size)]
 
     def abort(self, code: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import place_in_group
+from foreplan.runtime.ranks.world import comes_true, place_in_group
 
 
 class Mpi:
@@ -88,12 +87,7 @@ class Mpi:
             return None
         notes = np.empty((self.size, len(note)), np.uint8)
         request = self._ending.Iallgather(np.frombuffer(note, np.uint8), notes)
-        until = time.monotonic() + seconds
-        while not request.Test():
-            if time.monotonic() > until:
-                return None
-            time.sleep(0.001)
-        return [each.tobytes() for each in notes]
+        return [each.tobytes() for each in notes] if comes_true(request.Test, seconds) else None
 
     def abort(self, code: int) -> None:
         """MPI_Abort."""

@@ -140,7 +140,7 @@ def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: Wor
         if world.size > 1 and isinstance(slot.init, RandomSeed) and not program.is_stage:
             return SeedPlace(inner, slot.operand.type, world.rank // slot.init.alike)
         return inner
-    stored = next(each for each in program.stored if each.operand.value == slot.operand.value)
+    stored = program.stored_as[slot.operand.value]
     own, row = slot.operand, stored.init
     if slot.shard is not None:
         type = slot.shard.of(own.type)

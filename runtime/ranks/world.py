@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,6 +68,16 @@ def place_in_group(rank: int, ranks: int, stride: int) -> tuple[int, int]:
     """The first rank of the group that a rank is in, and its number there."""
     number = rank // stride % ranks
     return rank - number * stride, number
+
+
+def comes_true(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether something is so within so many seconds; asked again and again."""
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 class Alone:

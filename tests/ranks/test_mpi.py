@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.ranks.samples import assert_checkpoints_close, learnable
+
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'foreplan[mpi]'")
@@ -24,7 +26,6 @@ if MPIEXEC is None:
     pytest.skip("no MPI launcher is installed: pip install 'foreplan[mpi]'", allow_module_level=True)
 
 MODEL = "mlp:width=32,layers=1,batch={batch}"
-SAMPLES = 48
 
 
 def command(ranks: int, *words: str) -> list[str]:
@@ -41,11 +42,7 @@ def run(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Samples that can be learned."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((SAMPLES, 784), np.float32)
-    path = tmp_path_factory.mktemp("data") / "d.npz"
-    np.savez(path, x=x, target=(x @ rng.standard_normal((784, 10))).argmax(1))
-    return str(path)
+    return learnable(tmp_path_factory.mktemp("data"))
 
 
 def train(ranks: int, data: str, out: Path, *words: str, target: str = "numpy", tensor: int = 1) -> dict[str, Any]:
@@ -69,10 +66,7 @@ def test_ranks_train_as_one_process(tmp_path: Path, data: str, ranks: int, shard
     np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
     assert again["losses"] == found["losses"]
     assert (tmp_path / "again").read_bytes() == (tmp_path / "many").read_bytes()
-    one, many = (load_file(tmp_path / name) for name in ("one", "many"))
-    assert one.keys() == many.keys()
-    for name, array in one.items():
-        np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+    assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, ()), (4, ("--shard", "parameters"))])
@@ -83,10 +77,7 @@ def test_groups_train_as_one_process(tmp_path: Path, data: str, ranks: int, more
     found = train(ranks, data, tmp_path / "many", *words, "--tensor", "2", *more, tensor=2)
     np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
     assert found["validations"][0] == pytest.approx(alone["validations"][0], rel=1e-4)
-    one, many = (load_file(tmp_path / name) for name in ("one", "many"))
-    assert one.keys() == many.keys()
-    for name, array in one.items():
-        np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+    assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -94,7 +85,6 @@ def test_stages_train_from_the_command_line(tmp_path: Path, data: str, stages: i
     """As one process with as many micro-batches, to one file, from which others go on."""
     accumulate = ("--accumulate", "4")
     model = "mlp:width=32,layers=3,batch=3"
-    files = {}
     losses = {}
     for name, ranks, more in [("one", 1, ()), ("many", stages, ("--stages", str(stages)))]:
         for steps, resume in [("2", ()), ("4", ("--resume", str(tmp_path / name)))]:
@@ -102,12 +92,9 @@ def test_stages_train_from_the_command_line(tmp_path: Path, data: str, stages: i
             done = run(ranks, "train", model, *words, *accumulate, *more, *resume)
             assert done.returncode == 0, done.stderr
             losses[name, steps] = json.loads(done.stdout)["losses"]
-        files[name] = load_file(tmp_path / name)
     for steps in ("2", "4"):
         np.testing.assert_allclose(losses["many", steps], losses["one", steps], rtol=2e-5)
-    assert files["one"].keys() == files["many"].keys()
-    for name, array in files["one"].items():
-        np.testing.assert_allclose(files["many"][name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+    assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
 def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
@@ -227,9 +214,14 @@ def test_a_launcher_without_ranks(data: str) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "torchrun started 2 processes, and PyTorch" in done.stderr
     assert "cannot be loaded" in done.stderr or "cannot connect them" in done.stderr
-    environment = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"}
+
+
+def test_a_launcher_of_another_library(data: str) -> None:
+    """Its variables, and no job of the library that mpi4py uses."""
+    environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    words = command(1, "train", "mlp:batch=2", "--data", data)
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
+    assert done.returncode == 2 and "Open MPI's mpirun started 2 processes" in done.stderr and "sees 1" in done.stderr
 
 
 def test_ranks_with_other_steps_are_refused(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+
+from tests.ranks.samples import assert_checkpoints_close, learnable
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-
-SAMPLES = 48
 
 
 def run(ranks: int, module: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -27,11 +26,7 @@ def run(ranks: int, module: str, *words: str) -> subprocess.CompletedProcess[str
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Samples that can be learned."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((SAMPLES, 784), np.float32)
-    path = tmp_path_factory.mktemp("data") / "d.npz"
-    np.savez(path, x=x, target=(x @ rng.standard_normal((784, 10))).argmax(1))
-    return str(path)
+    return learnable(tmp_path_factory.mktemp("data"))
 
 
 def train(ranks: int, data: str, out: Path, *words: str, alike: int = 1) -> dict[str, Any]:
@@ -54,10 +49,7 @@ def test_processes_of_torchrun_train_as_one(
     alone = train(1, data, tmp_path / "one")
     found = train(ranks, data, tmp_path / "many", *words, alike=alike)
     np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
-    one, many = (load_file(tmp_path / name) for name in ("one", "many"))
-    assert one.keys() == many.keys()
-    for name, array in one.items():
-        np.testing.assert_allclose(many[name].astype(float), array.astype(float), atol=1e-4, err_msg=name)
+    assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
 def test_stages_send_messages() -> None:
