@@ -206,15 +206,25 @@ class Program(Problem):
         """How many neighbouring ranks compute parts of one model's products."""
         return max([1, *(slot.shard.ranks for slot in self.tensors if slot.shard is not None)])
 
-    @property
-    def alike(self) -> int:
-        """How many neighbouring ranks take the same samples: they compute parts of products, or are stages."""
-        return self.ranks if self.is_stage else self.tensor
-
     @cached_property
     def is_stage(self) -> bool:
-        """Whether it is the step of one stage: other ranks run other programs."""
-        return any(isinstance(call.op, BeginMessage) for call in self.calls)
+        """Whether it is the step of one stage: ranks of others run other programs."""
+        return self._message is not None
+
+    @property
+    def stage(self) -> int:
+        """Which stage it is of; 0 where there is one."""
+        return 0 if self._message is None else self._message.own
+
+    @property
+    def of_stage(self) -> int:
+        """How many neighbouring ranks run it: those of its stage."""
+        return self.ranks if self._message is None else self._message.stride
+
+    @cached_property
+    def _message(self) -> BeginMessage | None:
+        """One of the messages of a stage."""
+        return next((call.op for call in self.calls if isinstance(call.op, BeginMessage)), None)
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

@@ -44,6 +44,8 @@ from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.ranks import (
     ALONE,
+    BACKWARD,
+    FORWARD,
     Ranks,
     Sharding,
     mean_of_all,
@@ -213,11 +215,11 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
         return settings.stage(graph)
     sharding, forward = settings.sharding, set(graph.nodes)
     if sharding is not None:
-        sharding.lay_out(graph)
+        sharding.lay_out(graph, differentiate(graph).gradients)
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
     if settings.to_loss or settings.fission in _IN_TURN:
         step = in_turn(step, forward)
-    return step if sharding is None else sharding.with_homes(step, forward)
+    return step if sharding is None else sharding.with_homes(step, lambda node: FORWARD if node in forward else BACKWARD)
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:

@@ -3,12 +3,15 @@
 from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
 from foreplan.passes.ranks.overlap import overlap_exchanges
 from foreplan.passes.ranks.setting import ALONE, Ranks
-from foreplan.passes.ranks.sharding import Sharding
+from foreplan.passes.ranks.sharding import BACKWARD, FORWARD, Phase, Sharding
 from foreplan.passes.ranks.sync_norm import sync_batch_norm
 from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
 __all__ = [
     "ALONE",
+    "BACKWARD",
+    "FORWARD",
+    "Phase",
     "Ranks",
     "Sharding",
     "Uses",

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
 from foreplan.ops.map import convert
-from foreplan.passes.autodiff import Consume, Consumer
+from foreplan.passes.autodiff import Consume, Consumer, MakeUpdater
+from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
 from foreplan.passes.ranks.rows import joined, taken
 from foreplan.passes.ranks.setting import Ranks
+
+
+class Phase(NamedTuple):
+    """When nodes of a step run: in its forward pass or its backward pass, or in those of one micro-batch.
+
+    Attributes:
+        number: of the phase, in the order in which they run, from 0 on.
+        forward: whether it goes forward.
+    """
+
+    number: int
+    forward: bool
+
+
+FORWARD, BACKWARD = Phase(0, True), Phase(1, False)
 
 
 class Sharding:
@@ -27,8 +45,12 @@ class Sharding:
         buckets: those of the graph that was laid out last.
     """
 
-    def __init__(self, ranks: Ranks, optimizer: Optimizer) -> None:
-        self.ranks, self.optimizer = ranks, optimizer
+    def __init__(self, ranks: Ranks, optimizer: Optimizer, update: MakeUpdater) -> None:
+        """
+        Args:
+            update: makes what updates this rank's parts.
+        """
+        self.ranks, self.optimizer, self.update = ranks, optimizer, update
         self.buckets: tuple[Bucket, ...] = ()
 
     @property
@@ -36,28 +58,35 @@ class Sharding:
         """Whether parameters lie in parts, and are gathered where they are read."""
         return self.ranks.shard == "parameters"
 
-    def lay_out(self, forward: Graph) -> None:
-        """Find the buckets of a forward graph."""
-        self.buckets = buckets_of(forward, self.ranks, self.optimizer)
+    def lay_out(self, forward: Graph, trained: Collection[str], alone: Collection[Value] = ()) -> None:
+        """Find the buckets of a forward graph.
+
+        Args:
+            trained: names of the weights that have gradients.
+            alone: weights that have a bucket of their own.
+        """
+        self.buckets = buckets_of(forward, trained, self.ranks, self.optimizer, alone)
 
     def reducing(self, consume: Consume) -> Consume:
         """What gives each rank its part of the sums of all ranks' gradients, for `consume` to use."""
         return lambda b, scale, micro_batches: _Parts(b, consume(b, scale, micro_batches), self)
 
-    def updating(self, b: Builder, scale: object, micro_batches: Value | None) -> Consumer:
+    def updating(self, b: Builder, scale: LossScale | None, micro_batches: Value | None) -> Consumer:
         """What updates this rank's part of each bucket, and gathers the whole where every rank has it."""
-        updater = Updater(b, self.optimizer, micro_batches, scale)  # type: ignore[arg-type]
-        return _Owner(b, updater, self)
+        return _Owner(b, self.update(b, scale, micro_batches), self)
 
-    def with_homes(self, graph: Graph, forward: Collection[Node]) -> Graph:
-        """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered before its
-        first reader, and once more for the backward pass: only the last one stays in between. What is read narrow alone
-        is gathered narrow.
+    def with_homes(
+        self, graph: Graph, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value] = MappingProxyType({})
+    ) -> Graph:
+        """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered in every
+        phase before its first reader: only the last one stays from one phase to the next. What is read narrow alone is
+        gathered narrow.
 
         Args:
-            forward: the nodes of the forward pass.
+            phase_of: of each node.
+            now: in the graph, what values are that were others when it was laid out.
         """
-        return _Homes(graph, self, forward).run() if self.buckets else graph
+        return _Homes(graph, self, phase_of, now).run() if self.buckets else graph
 
 
 class _Parts:
@@ -119,27 +148,27 @@ class _Owner:
 class _Homes:
     """One graph in which weights become views."""
 
-    def __init__(self, graph: Graph, sharding: Sharding, forward: Collection[Node]) -> None:
+    def __init__(
+        self, graph: Graph, sharding: Sharding, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value]
+    ) -> None:
         self.graph, self.sharding = graph, sharding
+        self.phase_of = phase_of if sharding.gathers else lambda node: FORWARD
         self.place = {
-            value: (bucket, member)
+            now.get(value, value): (bucket, member)
             for bucket in sharding.buckets
             for values in (bucket.weights, bucket.copies)
             for value, member in zip(values, bucket.members)
         }
-        self.backward = frozenset(graph.nodes).difference(forward) if sharding.gathers else frozenset()
-        self.last = self._last_bucket(forward) if sharding.gathers else None
-        self.rows: dict[tuple[Bucket, bool], Value] = {}
-        self.views: dict[tuple[Value, bool], Value] = {}
+        self.last: dict[int, Bucket] = {}  # by phase, the bucket that it reads last
+        for node in graph.nodes:
+            for value in node.inputs:
+                if value in self.place:
+                    self.last[self.phase_of(node).number] = self.place[value][0]
+        self.rows: dict[tuple[Bucket, int], Value] = {}
+        self.views: dict[tuple[Value, int], Value] = {}
         self.b = b = Builder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
-
-    def _last_bucket(self, forward: Collection[Node]) -> Bucket | None:
-        """The one that the forward pass reads last, and the backward pass first."""
-        read = (x for node in reversed(self.graph.nodes) if node in forward for x in node.inputs if x in self.place)
-        value = next(read, None)
-        return None if value is None else self.place[value][0]
 
     def run(self) -> Graph:
         """The graph."""
@@ -150,36 +179,39 @@ class _Homes:
         for node in graph.nodes:
             if node.outputs[0] in self.place:  # a narrow copy, in whose place a whole row of them is made
                 continue
-            late = node in self.backward
-            inputs = tuple(self.value(x, late, node) for x in node.inputs)
+            phase = self.phase_of(node)
+            inputs = tuple(self.value(x, phase) for x in node.inputs)
             b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
-        results = [{name: self.value(x, True) for name, x in some.items()} for some in (graph.outputs, graph.gradients)]
+        last = max(map(self.phase_of, graph.nodes), default=FORWARD)
+        results = [{name: self.value(x, last) for name, x in some.items()} for some in (graph.outputs, graph.gradients)]
         return b.finish(results[0], graph.updates, graph.loss, results[1])
 
-    def value(self, value: Value, late: bool, reader: Node | None = None) -> Value:
-        """What takes the place of a value; for a weight a view, made when it is first read."""
+    def value(self, value: Value, phase: Phase) -> Value:
+        """What takes the place of a value; for a weight a view, made when it is first read in a phase."""
         if value not in self.place:
             return value
         bucket, member = self.place[value]
-        late = late and bucket is not self.last
-        if (value, late) not in self.views:
-            b, row = self.b, self.row(bucket, late)
+        number = phase.number
+        while self.last.get(number - 1) is bucket:
+            number -= 1
+        if (value, number) not in self.views:
+            b, row = self.b, self.row(bucket, number, phase.forward)
             b.scope, b.kind = f"{value.name}/", Kind.ACTIVATION
-            self.views[value, late] = taken(b, row, member.start, value.type)
+            self.views[value, number] = taken(b, row, member.start, value.type)
             b.scope = ""
-        return self.views[value, late]
+        return self.views[value, number]
 
-    def row(self, bucket: Bucket, late: bool) -> Value:
+    def row(self, bucket: Bucket, number: int, forward: bool) -> Value:
         """All of a bucket, gathered where it lies in parts."""
         if not self.sharding.gathers:
             return bucket.home
-        if (bucket, late) not in self.rows:
+        if (bucket, number) not in self.rows:
             b = self.b
             # A narrow copy is made once more, too: `share_common` keeps what is of the backward pass apart.
-            b.scope, b.kind = f"{bucket.home.name}/", Kind.GRADIENT if late else Kind.ACTIVATION
+            b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION if forward else Kind.GRADIENT
             row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
             if bucket.group.ranks > 1:
-                row = b.apply(bucket.group.op(AllGather, time=int(late)), row, name="again" if late else "whole")
-            self.rows[bucket, late] = row
+                row = b.apply(bucket.group.op(AllGather, time=number), row, name="again" if number else "whole")
+            self.rows[bucket, number] = row
             b.scope = ""
-        return self.rows[bucket, late]
+        return self.rows[bucket, number]
