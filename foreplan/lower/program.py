@@ -12,7 +12,7 @@ from foreplan.graph.flat import Flat
 from foreplan.graph.ir import Kind
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.lower.target import DeviceProfile
-from foreplan.ops.collective import Collective
+from foreplan.ops.collective import Collective, Group
 from foreplan.ops.point_to_point import BeginMessage
 from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
@@ -195,11 +195,16 @@ class Program(Problem):
         return {slot.operand.value: slot for slot in self.stored}
 
     @cached_property
+    def groups(self) -> frozenset[Group]:
+        """The groups of ranks that exchange something, or hold parts of something."""
+        found = {Group(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)}
+        found |= {Group(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)}
+        return frozenset({*found, Group(self.tensor)})
+
+    @property
     def ranks(self) -> int:
         """How many ranks run it together."""
-        groups = [(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)]
-        groups += [(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)]
-        return max([self.tensor, *(ranks * stride for ranks, stride in groups)])
+        return max(group.ranks * group.stride for group in self.groups)
 
     @cached_property
     def tensor(self) -> int:
