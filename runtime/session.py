@@ -104,11 +104,6 @@ class Session(Kept):
         if update is not None:
             update.verify(program, plan)
         self._info = engine_info(program.target)
-        if program.is_stage and self._info.on_card:
-            raise TargetError(
-                f"stages run on the targets numpy and cpu so far, and this one was planned for {program.target}, where "
-                "they are estimated: compile it for cpu to run it"
-            )
         way = "call by call" if poison or not capture else "as one graph"
         self._world = check_alike(program, plan, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update

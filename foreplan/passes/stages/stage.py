@@ -274,7 +274,9 @@ class _Stage:
         return broadcast_to(self.b, zero, like.shape)
 
     def shared_loss(self) -> Value:
-        """The mean loss, which the last stage gives to all; nothing of this step is under way when it is there."""
+        """The mean loss, which the last stage gives to all behind all messages: no stage waits for another where what it
+        sends stands behind this.
+        """
         b, loss = self.b, self.layout.graph.loss
         assert loss is not None
         b.kind = Kind.ACTIVATION
@@ -284,9 +286,8 @@ class _Stage:
             assert self.loss is not None
             share = 1.0 / self.count
             own = elementwise(b, lambda x: x * share, self.loss, dtype=loss.dtype, name="mean_loss")
-        ends = self.wire.ends
-        begun = b.apply(self.stages.op(Begin, kind="broadcast", peer=self.last), own, name="loss")
-        return b.apply(self.stages.op(Finish), begun, own, *ends, name="loss")
+        begun = b.apply(self.stages.op(Begin, kind="broadcast", peer=self.last), own, *self.wire.ends, name="loss")
+        return b.apply(self.stages.op(Finish), begun, own, name="loss")
 
 
 class _Sums:
