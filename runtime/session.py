@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.arguments import MOST_THREADS, flag, instance, whole
-from foreplan.errors import InputError, SessionError, TargetError
+from foreplan.errors import InputError, SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info

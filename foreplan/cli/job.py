@@ -56,11 +56,11 @@ class Share(NamedTuple):
 
     Attributes:
         number: which share, from 0 on.
-        count: how many there are. Ranks take the same one that compute parts of one model, or are its stages.
+        shares: how many there are. Ranks take the same one that compute parts of one model, or are its stages.
     """
 
     number: int
-    count: int
+    shares: int
 
 
 def share_of(program: Program, world: World) -> Share:

@@ -219,7 +219,9 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
     if settings.to_loss or settings.fission in _IN_TURN:
         step = in_turn(step, forward)
-    return step if sharding is None else sharding.with_homes(step, lambda node: FORWARD if node in forward else BACKWARD)
+    return (
+        step if sharding is None else sharding.with_homes(step, lambda node: FORWARD if node in forward else BACKWARD)
+    )
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:

@@ -221,7 +221,7 @@ class FakeCard:
             self.go_between()
 
     def go_between(self) -> bool:
-        """Let queues of ways to other cards go on as far as they can: none of them keeps the others; whether one has."""
+        """Let queues of ways to other cards go on as far as they can, each by itself; whether one has."""
         gone = False
         for queue in self.queues[LINKS + 1 :]:
             while queue and not (isinstance(queue[0], Hold | Transfer) and queue[0].blocks):

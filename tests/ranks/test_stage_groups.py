@@ -100,9 +100,7 @@ def test_groups_train_as_one_process(text: str, ranks: int, tensor: int, shard: 
 @pytest.mark.parametrize("micro_batches", [2, 5])
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("stages", [2, 4])
-def test_replicas_of_many_stages(
-    stages: int, shard: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_of_many_stages(stages: int, shard: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlap, "SOON", 0)
     check(model(MLP), stages, 2, micro_batches, optimizer=optim.Momentum(0.01), shard=shard)
 
@@ -243,7 +241,7 @@ def test_ranks_of_other_stages_are_refused() -> None:
     def job(world: Thread) -> Any:
         return compiled[world.rank % 2].bind()
 
-    with pytest.raises(SessionError, match="rank 1 has stage 1 instead of stage 0.*ranks 0 to 1 with stage=0"):
+    with pytest.raises(SessionError, match=r"rank 1 has stage 1 instead of stage 0.*ranks 0 to 1 with stage=0"):
         run(4, job)
 
 

@@ -163,12 +163,16 @@ def test_waits_stand_behind_all_that_began_before_them() -> None:
         assert begun == sorted(begun) and begun
 
 
-@pytest.mark.parametrize("op", [BeginSend(3, peer=2, time=5), BeginReceive(4, stride=2, own=3, peer=1, shape=(2, 3), dtype=FLOAT32)])
+@pytest.mark.parametrize(
+    "op", [BeginSend(3, peer=2, time=5), BeginReceive(4, stride=2, own=3, peer=1, shape=(2, 3), dtype=FLOAT32)]
+)
 def test_ops_are_their_text(op: BeginMessage) -> None:
     assert parse_op(str(op)) == op
 
 
-@pytest.mark.parametrize("wrong", [{"ranks": 1, "peer": 0}, {"ranks": 3, "peer": 3}, {"ranks": 3, "peer": -1}, {"ranks": 3, "peer": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"ranks": 1, "peer": 0}, {"ranks": 3, "peer": 3}, {"ranks": 3, "peer": -1}, {"ranks": 3, "peer": 0}]
+)
 def test_ops_that_are_wrong(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="a message goes from one of 2 ranks or more to another"):
         BeginSend(**wrong)
@@ -201,7 +205,9 @@ def test_a_stage_on_another_rank() -> None:
     def job(world: Thread) -> Any:
         return compiled[1 - world.rank].bind()
 
-    with pytest.raises(SessionError, match=r"stages do not fit one another: rank 0 has stage 1 instead of stage 0.*its own stage"):
+    with pytest.raises(
+        SessionError, match=r"not fit one another: rank 0 has stage 1 instead of stage 0.*its own stage"
+    ):
         run(2, job)
 
 

@@ -274,9 +274,7 @@ class _Stage:
         return broadcast_to(self.b, zero, like.shape)
 
     def shared_loss(self) -> Value:
-        """The mean loss, which the last stage gives to all behind all messages: no stage waits for another where what it
-        sends stands behind this.
-        """
+        """The mean loss, which the last stage gives to all; behind all messages, so that none waits for it."""
         b, loss = self.b, self.layout.graph.loss
         assert loss is not None
         b.kind = Kind.ACTIVATION

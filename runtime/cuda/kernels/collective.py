@@ -71,7 +71,9 @@ def message(op: BeginMessage, inputs: Windows, outputs: Windows) -> LaunchKernel
     if not content.is_dense:
         raise Refused(f"{content} has gaps")
     place = input_at(0) if sends else output_at(0)
-    return LaunchKernel((Message(sends, op.own, op.peer, place, output_at(0), content.type.nbytes, op.ranks, op.stride),))
+    return LaunchKernel(
+        (Message(sends, op.own, op.peer, place, output_at(0), content.type.nbytes, op.ranks, op.stride),)
+    )
 
 
 def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
