@@ -23,7 +23,6 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     Launch,
     LaunchKernel,
-    Message,
     Multiply,
     holding,
 )
@@ -163,7 +162,7 @@ class CudaBound:
         if isinstance(instruction, Choose):
             group = self._links.world.group(len(instruction.choices), instruction.stride)
             instruction = instruction.choices[group.rank]
-        if isinstance(instruction, Exchange | Message | Await):
+        if isinstance(instruction, Exchange | Await):
             return self._links.bind(instruction, where)
         return ready(self.card, instruction, where, self._code(instruction))
 

@@ -265,10 +265,11 @@ class Exchange:
     """An exchange with other ranks, by NCCL, which begins: it goes on beside later work, until an `Await`.
 
     Attributes:
-        kind, peer: see `foreplan.ops.collective.Begin`.
-        source: what this rank sends, and `nbytes` its bytes.
-        target: where it arrives.
+        kind, peer: see `foreplan.ops.collective.Begin`; or one side of a message, and the rank on the other side.
+        source: what this rank sends, and `nbytes` its bytes; of a message that is received, where it arrives.
+        target: where it arrives, or where an `Await` looks for it.
         ranks, stride: see `foreplan.ops.collective.Collective`.
+        own: the number in its group of the rank that sends or receives a message.
     """
 
     kind: str
@@ -278,33 +279,7 @@ class Exchange:
     nbytes: int
     ranks: int
     stride: int
-
-
-@dataclass(frozen=True)
-class Message:
-    """One side of a message to one other rank, by NCCL, which begins as an `Exchange` does.
-
-    Attributes:
-        sends: whether this rank sends.
-        own, peer: the numbers in their group of this rank and of the other one.
-        content: what is sent, or where it arrives, and `nbytes` its bytes.
-        target: where an `Await` looks for it.
-        ranks, stride: see `foreplan.ops.collective.Collective`.
-    """
-
-    sends: bool
-    own: int
-    peer: int
-    content: Address
-    target: Address
-    nbytes: int
-    ranks: int
-    stride: int
-
-    @property
-    def way(self) -> tuple[int, int]:
-        """From whom to whom."""
-        return (self.own, self.peer) if self.sends else (self.peer, self.own)
+    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -326,7 +301,7 @@ class Choose:
     stride: int
 
 
-Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Message | Await | Choose
+Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Await | Choose
 
 
 @dataclass(frozen=True)
@@ -370,8 +345,6 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
         return replace(each, arguments=tuple(words))
     if isinstance(each, Copy | Exchange):
         return replace(each, target=moved(each.target), source=moved(each.source))
-    if isinstance(each, Message):
-        return replace(each, target=moved(each.target), content=moved(each.content))
     if isinstance(each, Clear | Await):
         return replace(each, target=moved(each.target))
     if isinstance(each, Choose):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from foreplan.lower.program import Program
-from foreplan.ops.point_to_point import BeginMessage, BeginSend
-from foreplan.runtime.cuda.launch import Address, Await, Exchange, Message
+from foreplan.ops.point_to_point import RECEIVE, SEND, BeginMessage, BeginSend
+from foreplan.runtime.cuda.launch import Address, Await, Exchange
 from foreplan.runtime.cuda.libraries.driver import Card
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import World, current
@@ -28,7 +28,7 @@ class Links:
         self._ways: Mapping[Way, Link] | None = None  # to other stages
         self._ends: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
 
-    def bind(self, instruction: Exchange | Message | Await, where: Callable[[Address], int]) -> Run:
+    def bind(self, instruction: Exchange | Await, where: Callable[[Address], int]) -> Run:
         """One instruction as a call. Those of a plan are bound in their order.
 
         Raises:
@@ -37,19 +37,25 @@ class Links:
         target = where(instruction.target)
         if isinstance(instruction, Await):
             return self._ends.pop(target)
-        if isinstance(instruction, Message):
-            if not instruction.nbytes:
-                return self._ends.setdefault(target, _nothing)
-            if self._ways is None:
-                self._ways = self._made()
-            link = self._ways[instruction.way]
-            move = partial(link.send if instruction.sends else link.receive, where(instruction.content))
-            begin, self._ends[target] = self.card.exchanging(partial(move, instruction.nbytes), instruction.way)
-            return begin
-        group, source = self.world.group(instruction.ranks, instruction.stride), where(instruction.source)
+        source = where(instruction.source)
+        if instruction.kind in (SEND, RECEIVE):
+            return self._message(instruction, source, target)
+        group = self.world.group(instruction.ranks, instruction.stride)
         nccl = communicator(group, self.card)
         call = partial(nccl.exchange, instruction.kind, instruction.peer, source, target, instruction.nbytes)
         begin, self._ends[target] = self.card.exchanging(call)
+        return begin
+
+    def _message(self, message: Exchange, place: int, target: int) -> Run:
+        """What begins one side of a message."""
+        if not message.nbytes:
+            return self._ends.setdefault(target, _nothing)
+        if self._ways is None:
+            self._ways = self._made()
+        sends = message.kind == SEND
+        way = (message.own, message.peer) if sends else (message.peer, message.own)
+        move = partial(self._ways[way].send if sends else self._ways[way].receive, place, message.nbytes)
+        begin, self._ends[target] = self.card.exchanging(move, way)
         return begin
 
     def _made(self) -> Mapping[Way, Link]:

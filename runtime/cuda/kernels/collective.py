@@ -23,7 +23,6 @@ from foreplan.runtime.cuda.launch import (
     Copy,
     Exchange,
     LaunchKernel,
-    Message,
     input_at,
     output_at,
 )
@@ -66,14 +65,11 @@ def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
 
 def message(op: BeginMessage, inputs: Windows, outputs: Windows) -> LaunchKernel:
     """One side of a message: what is sent, or the place where it arrives. Its wait is for the first result."""
-    sends = isinstance(op, BeginSend)
-    content = inputs[0] if sends else outputs[0]
+    content, place = (inputs[0], input_at(0)) if isinstance(op, BeginSend) else (outputs[0], output_at(0))
     if not content.is_dense:
         raise Refused(f"{content} has gaps")
-    place = input_at(0) if sends else output_at(0)
-    return LaunchKernel(
-        (Message(sends, op.own, op.peer, place, output_at(0), content.type.nbytes, op.ranks, op.stride),)
-    )
+    call = Exchange(op.kind, op.peer, place, output_at(0), content.type.nbytes, op.ranks, op.stride, op.own)
+    return LaunchKernel((call,))
 
 
 def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
