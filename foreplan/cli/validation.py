@@ -27,8 +27,6 @@ class Validation:
         sizes: how many samples each step takes, one after the other.
         left_out: how many samples at the end fill no step.
         averaged: the session whose averages of weights are measured; None: its weights are.
-        copied: the session whose weights are copied before they are measured, since they lie in parts; None: they are
-            used where they lie.
     """
 
     sessions: Mapping[int, Session]
@@ -36,7 +34,6 @@ class Validation:
     sizes: Sequence[int]
     left_out: int
     averaged: Session | None = None
-    copied: Session | None = None
 
     @property
     def names(self) -> list[str]:
@@ -47,8 +44,6 @@ class Validation:
         """The loss and the metrics by name: means over the samples."""
         sums: dict[str, float] = {}
         start = 0
-        if self.copied is not None:
-            self._copy(self.copied)
         with nullcontext() if self.averaged is None else self.averaged.averaged():
             for size in self.sizes:
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
@@ -57,20 +52,16 @@ class Validation:
                 start += size
         return {name: total / start for name, total in sums.items()}
 
-    def _copy(self, training: Session) -> None:
-        """Copy the weights, or their averages."""
-        weights = training.state_dict(ema=training.keeps_averages)
-        for session in self.sessions.values():
-            for name in session.stored:
-                session.stored[name] = weights[name]
 
-
-def validation_of(model: str, settings: Settings, training: Session, path: str, metrics: Sequence[str]) -> Validation:
+def validation_of(
+    model: str, settings: Settings, step: Compiled, training: Session, path: str, metrics: Sequence[str]
+) -> Validation:
     """What measures a model of the command line; samples that fill no batch are measured by a step of their own size.
 
     Args:
         model, settings: as the command has them.
-        training: the session whose weights are measured.
+        step: the step that trains the model.
+        training: its session, whose weights are measured where they lie.
         path: of the .npz file with the samples.
         metrics: names of `foreplan.metrics`.
 
@@ -80,15 +71,12 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
     """
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
-    from foreplan.graph.flat import Flat
-    from foreplan.graph.shard import Sharded
-
     arrays = read_arrays(path)
-    whole = _compiled(model, settings, metrics)
+    whole = _compiled(model, settings, step, metrics)
     samples, batch = samples_in(whole.program, arrays, path)
     count, rest = divmod(samples, batch)
     parts = [whole] if count else []
-    if rest and (part := _of_size(model, settings, metrics, rest)) is not None:
+    if rest and (part := _of_size(model, settings, step, metrics, rest)) is not None:
         parts.append(part)
     sizes = [batch] * count + [rest] * (len(parts) > bool(count))
     if not sizes:
@@ -97,14 +85,11 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
         )
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
-    if any(isinstance(slot.init, Flat | Sharded) for slot in training.program.stored):
-        sessions = {size: part.bind() for size, part in zip(taken, parts)}
-        return Validation(sessions, arrays, sizes, left_out, copied=training)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
     return Validation(sessions, arrays, sizes, left_out, training if training.keeps_averages else None)
 
 
-def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compiled:
+def _compiled(model: str, settings: Settings, training: Compiled, metrics: Sequence[str]) -> Compiled:
     from foreplan import api
 
     graph, loss = model_graph(model, settings)
@@ -118,13 +103,15 @@ def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compile
         freeze=step.freeze,
         narrow_weights=step.narrow_weights,
     )
-    return api.compile_with(measured, Options(target=step.target, precision=step.precision))
+    return api.compile_with(measured, Options(target=step.target, precision=step.precision, share=training))
 
 
-def _of_size(model: str, settings: Settings, metrics: Sequence[str], samples: int) -> Compiled | None:
+def _of_size(
+    model: str, settings: Settings, training: Compiled, metrics: Sequence[str], samples: int
+) -> Compiled | None:
     """A step that takes a number of samples; None: the model's batch is fixed."""
     try:
-        step = _compiled(model, replace(settings, batch=samples), metrics)
+        step = _compiled(model, replace(settings, batch=samples), training, metrics)
     except (ModelError, ShapeError, UsageError):
         return None
     extents = {slot.operand.type.shape[:1] for slot in step.program.required_inputs}

@@ -46,6 +46,7 @@ from foreplan.passes.ranks import (
     ALONE,
     Ranks,
     Sharding,
+    Storage,
     mean_of_all,
     overlap_exchanges,
     share_of_mean,
@@ -118,6 +119,7 @@ class Settings:
         bands: in how many, if it is bands of images.
         ranks: that train together.
         sharding: what they hold parts of; None: nothing.
+        storage: how inference has its weights; None: each whole, as the model does.
         stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
     """
 
@@ -139,6 +141,7 @@ class Settings:
     bands: int = 0
     ranks: Ranks = ALONE
     sharding: Sharding | None = None
+    storage: Storage | None = None
     stage: Callable[[Graph], Graph] | None = None
 
     @property
@@ -220,6 +223,15 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
     return step if sharding is None else sharding.with_homes(step, forward)
 
 
+def _split_products(graph: Graph, settings: Settings) -> Graph:
+    return split_products(graph, settings.ranks.tensor, {} if settings.storage is None else settings.storage.lies)
+
+
+def _lay_out_weights(graph: Graph, settings: Settings) -> Graph:
+    assert settings.storage is not None
+    return settings.storage.laid_out(graph)
+
+
 def _decompose(graph: Graph, settings: Settings) -> Graph:
     assert settings.machine is not None
     return decompose(graph, settings.machine)
@@ -276,12 +288,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(fold_transposes, Stage.FORWARD),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
-    Pass(
-        "split_products",
-        Stage.MEMORY,
-        lambda g, s: split_products(g, s.ranks.tensor),
-        lambda s: s.trains and s.ranks.tensor > 1,
-    ),
+    Pass("split_products", Stage.MEMORY, _split_products, lambda s: s.ranks.tensor > 1),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
     _plain(split_samples, Stage.MEMORY, lambda s: s.trains and s.fission in (Fission.SAMPLES, Fission.ROWS)),
@@ -300,6 +307,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
+    Pass("lay_out_weights", Stage.MEMORY, _lay_out_weights, lambda s: s.storage is not None),
     Pass("share_of_mean", Stage.MEMORY, lambda g, s: share_of_mean(g, s.ranks.count), _trains_with_others),
     Pass(
         "differentiate",

@@ -4,6 +4,7 @@ from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
 from foreplan.passes.ranks.overlap import overlap_exchanges
 from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.ranks.sharding import Sharding
+from foreplan.passes.ranks.storage import Storage
 from foreplan.passes.ranks.sync_norm import sync_batch_norm
 from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
@@ -11,6 +12,7 @@ __all__ = [
     "ALONE",
     "Ranks",
     "Sharding",
+    "Storage",
     "Uses",
     "mean_of_all",
     "overlap_exchanges",

@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
-from foreplan.ops.map import convert
 from foreplan.passes.autodiff import Consume, Consumer
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
+from foreplan.passes.ranks.homes import in_homes, never
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
-from foreplan.passes.ranks.rows import joined, taken
+from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
 
 
@@ -57,7 +57,18 @@ class Sharding:
         Args:
             forward: the nodes of the forward pass.
         """
-        return _Homes(graph, self, forward).run() if self.buckets else graph
+        if not self.gathers:
+            return in_homes(graph, self.buckets, never)
+        placed = {value: each for each in self.buckets for value in (*each.weights, *each.copies)}
+        read = (x for node in reversed(graph.nodes) if node in forward for x in node.inputs if x in placed)
+        value = next(read, None)  # of the bucket that the forward pass reads last, and the backward pass first
+        last = None if value is None else placed[value]
+        backward = frozenset(graph.nodes).difference(forward)
+
+        def is_late(bucket: Bucket, reader: Node | None) -> bool:
+            return bucket is not last and (reader is None or reader in backward)
+
+        return in_homes(graph, self.buckets, is_late, Kind.GRADIENT)
 
 
 class _Parts:
@@ -114,72 +125,3 @@ class _Owner:
             updates[home] = b.apply(self.groups[home].op(AllGather), updates.pop(part), name="next")
         b.scope = ""
         return updates
-
-
-class _Homes:
-    """One graph in which weights become views."""
-
-    def __init__(self, graph: Graph, sharding: Sharding, forward: Collection[Node]) -> None:
-        self.graph, self.sharding = graph, sharding
-        self.place = {
-            value: (bucket, member)
-            for bucket in sharding.buckets
-            for values in (bucket.weights, bucket.copies)
-            for value, member in zip(values, bucket.members)
-        }
-        self.backward = frozenset(graph.nodes).difference(forward) if sharding.gathers else frozenset()
-        self.last = self._last_bucket(forward) if sharding.gathers else None
-        self.rows: dict[tuple[Bucket, bool], Value] = {}
-        self.views: dict[tuple[Value, bool], Value] = {}
-        self.b = b = Builder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
-
-    def _last_bucket(self, forward: Collection[Node]) -> Bucket | None:
-        """The one that the forward pass reads last, and the backward pass first."""
-        read = (x for node in reversed(self.graph.nodes) if node in forward for x in node.inputs if x in self.place)
-        value = next(read, None)
-        return None if value is None else self.place[value][0]
-
-    def run(self) -> Graph:
-        """The graph."""
-        graph, b = self.graph, self.b
-        homes = [bucket.home for bucket in self.sharding.buckets]
-        b.stored = [value for value in graph.stored if value not in self.place and value not in homes]
-        keep(b, homes)
-        for node in graph.nodes:
-            if node.outputs[0] in self.place:  # a narrow copy, in whose place a whole row of them is made
-                continue
-            late = node in self.backward
-            inputs = tuple(self.value(x, late, node) for x in node.inputs)
-            b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
-        results = [{name: self.value(x, True) for name, x in some.items()} for some in (graph.outputs, graph.gradients)]
-        return b.finish(results[0], graph.updates, graph.loss, results[1])
-
-    def value(self, value: Value, late: bool, reader: Node | None = None) -> Value:
-        """What takes the place of a value; for a weight a view, made when it is first read."""
-        if value not in self.place:
-            return value
-        bucket, member = self.place[value]
-        late = late and bucket is not self.last
-        if (value, late) not in self.views:
-            b, row = self.b, self.row(bucket, late)
-            b.scope, b.kind = f"{value.name}/", Kind.ACTIVATION
-            self.views[value, late] = taken(b, row, member.start, value.type)
-            b.scope = ""
-        return self.views[value, late]
-
-    def row(self, bucket: Bucket, late: bool) -> Value:
-        """All of a bucket, gathered where it lies in parts."""
-        if not self.sharding.gathers:
-            return bucket.home
-        if (bucket, late) not in self.rows:
-            b = self.b
-            # A narrow copy is made once more, too: `share_common` keeps what is of the backward pass apart.
-            b.scope, b.kind = f"{bucket.home.name}/", Kind.GRADIENT if late else Kind.ACTIVATION
-            row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
-            if bucket.group.ranks > 1:
-                row = b.apply(bucket.group.op(AllGather, time=int(late)), row, name="again" if late else "whole")
-            self.rows[bucket, late] = row
-            b.scope = ""
-        return self.rows[bucket, late]
