@@ -173,6 +173,8 @@ def _check_stages(graph: Graph, options: Options) -> None:
 def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
     """The forward pass alone."""
     instance("a model", graph, Graph, A_MODEL)
+    if options.gradients:
+        raise UsageError("gradients are of a loss, and this is inference: pass a loss, or leave gradients out")
     names = None if options.outputs is None else tuple(options.outputs)
     storage = storage_of(options)
     settings = passes.Settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from foreplan.options import Options
 
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
+    from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 
 
@@ -24,16 +25,18 @@ class Validation:
     Attributes:
         sessions: how many samples a step takes → a session that does, with the weights of the one that trains.
         arrays: all samples.
-        sizes: how many samples each step takes, one after the other.
+        sizes: how many samples each step takes, one after the other; the last one may take fewer.
         left_out: how many samples at the end fill no step.
-        averaged: the session whose averages of weights are measured; None: its weights are.
+        training: the session that trains.
+        world: the ranks, which share the steps.
     """
 
     sessions: Mapping[int, Session]
     arrays: Arrays
     sizes: Sequence[int]
     left_out: int
-    averaged: Session | None = None
+    training: Session
+    world: World
 
     @property
     def names(self) -> list[str]:
@@ -41,20 +44,38 @@ class Validation:
         return [slot.name for slot in next(iter(self.sessions.values())).program.outputs]
 
     def measure(self) -> dict[str, float]:
-        """The loss and the metrics by name: means over the samples."""
-        sums: dict[str, float] = {}
-        start = 0
-        with nullcontext() if self.averaged is None else self.averaged.averaged():
-            for size in self.sizes:
+        """The loss and the metrics by name: means over the samples, the same on all ranks, which all call this."""
+        from foreplan.runtime.ranks.statistics import of_first_rank
+
+        training, found = self.training, dict[int, dict[str, float]]()
+        averages = training.averaged() if training.keeps_averages else nullcontext()
+        with averages, of_first_rank(training.program, training.stored, self.world):
+            for step in self._own_steps():
+                start, size = step * self.sizes[0], self.sizes[step]
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
-                for name, mean in self.sessions[size].step(batch).outputs.items():
-                    sums[name] = sums.get(name, 0.0) + float(mean) * size
-                start += size
-        return {name: total / start for name, total in sums.items()}
+                outputs = self.sessions[size].step(batch).outputs
+                found[step] = {name: float(mean) for name, mean in outputs.items()}
+        means = {step: each for own in reversed(self.world.gather(found)) for step, each in own.items()}
+        sums = dict.fromkeys(self.names, 0.0)
+        for step, size in enumerate(self.sizes):
+            for name, mean in means[step].items():
+                sums[name] += mean * size
+        return {name: total / sum(self.sizes) for name, total in sums.items()}
+
+    def _own_steps(self) -> Iterator[int]:
+        """The steps of this rank. Ranks exchange weights, so all take as many, of the same sizes: where there are fewer
+        steps of a size than groups of ranks, some groups take the last one, too.
+        """
+        alike = self.training.program.alike
+        group, groups = self.world.rank // alike, self.world.size // alike
+        for size in dict.fromkeys(self.sizes):
+            steps = [step for step, each in enumerate(self.sizes) if each == size]
+            for first in range(0, len(steps), groups):
+                yield steps[min(first + group, len(steps) - 1)]
 
 
 def validation_of(
-    model: str, settings: Settings, step: Compiled, training: Session, path: str, metrics: Sequence[str]
+    model: str, settings: Settings, step: Compiled, training: Session, path: str, metrics: Sequence[str], world: World
 ) -> Validation:
     """What measures a model of the command line; samples that fill no batch are measured by a step of their own size.
 
@@ -64,6 +85,7 @@ def validation_of(
         training: its session, whose weights are measured where they lie.
         path: of the .npz file with the samples.
         metrics: names of `foreplan.metrics`.
+        world: the ranks, all of which call this.
 
     Raises:
         UsageError: the model is a plan file, or there is no such metric.
@@ -86,7 +108,7 @@ def validation_of(
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, left_out, training if training.keeps_averages else None)
+    return Validation(sessions, arrays, sizes, left_out, training, world)
 
 
 def _compiled(model: str, settings: Settings, training: Compiled, metrics: Sequence[str]) -> Compiled:

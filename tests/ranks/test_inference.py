@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,7 @@ def test_a_table_that_is_read_at_both_ends_is_gathered_twice() -> None:
         ({"ranks": 2, "shard": "parameters", "prepack": True}, "prepack .* parts"),
         ({"ranks": 2, "batch_norm": "sync"}, "batch_norm='sync' .* this is inference"),
         ({"ranks": 2, "stages": 2}, "stages=2 are of a training step"),
+        ({"gradients": ["x"]}, "gradients are of a loss, and this is inference"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
@@ -150,3 +152,73 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], said: st
 def test_parts_of_a_step_without_an_optimizer_are_refused() -> None:
     with pytest.raises(fp.UsageError, match=r"shard='parameters' .* optimizer"):
         fp.compile(mlp(2), fp.losses.cross_entropy, target="numpy", ranks=2, shard="parameters")
+
+
+@pytest.mark.parametrize("options", [{"shard": "parameters"}, {"tensor": 2}, {"tensor": 2, "shard": "parameters"}])
+def test_plan_files(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A plan that is read does what the one that was written does."""
+    compiled = fp.compile(model("bert")(2), target="numpy", ranks=4, **options)
+    compiled.save(tmp_path / "a.plan")
+    read = fp.load_plan(tmp_path / "a.plan")
+    (batch,) = batches_for(compiled, 2, 1, LABELS)
+
+    def job(step: Any) -> Callable[[Any], Outputs]:
+        return lambda world: step.bind(seed=1).step(batch).outputs
+
+    for found, wanted in zip(run(4, job(read)), run(4, job(compiled)), strict=True):
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("options", [{"tensor": 2}, {"shard": "parameters"}])
+def test_groups_of_inference_stand_by_themselves(options: dict[str, Any]) -> None:
+    """A step of two ranks runs on four, two by two; not on three."""
+    build = model("llama")
+    step, whole = fp.compile(build(1), target="numpy", ranks=2, **options), fp.compile(build(1), target="numpy")
+    batches = batches_for(whole, 1, 2)
+    alone = [next(iter(whole.bind(seed=1).step(batch).outputs.values())) for batch in batches]
+    found = run(4, lambda world: step.bind(seed=1).step(batches[world.rank // 2]).outputs)
+    for rank, each in enumerate(found):
+        np.testing.assert_allclose(next(iter(each.values())), alone[rank // 2], rtol=2e-4, atol=2e-5)
+    with pytest.raises(fp.SessionError, match="planned for 2 ranks, and this job has 3"):
+        run(3, lambda world: step.bind(seed=1))
+
+
+def drawn_net(seed: int) -> Callable[[int], Graph]:
+    """Dense layers, norms and residuals of odd sizes, in a random order, some with one weight in two places."""
+
+    def net(x: Any) -> Any:
+        rng = np.random.default_rng(seed)
+        width = int(rng.integers(3, 20))
+        shared = bool(rng.integers(2))
+        x = first = fp.nn.linear(x, width, name="in")
+        for i in range(int(rng.integers(1, 6))):
+            way = rng.integers(4)
+            if way == 0:
+                x = fp.nn.layer_norm(x, name=f"norm{i}")
+            elif way == 1:
+                x = x + fp.nn.linear(fp.nn.relu(fp.nn.linear(x, 2 * width, name=f"up{i}")), width, name=f"down{i}")
+            elif way == 2:
+                x = fp.nn.gelu(fp.nn.linear(x, width, name=f"same{i}", bias=bool(rng.integers(2))))
+            else:
+                x = x + first
+        return {"y": fp.nn.linear(x, int(rng.integers(2, 9)), name="in2" if shared else "out"), "x": x}
+
+    return lambda batch: fp.trace(net, fp.spec((batch, 7)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_models(seed: int) -> None:
+    """Whatever ranks hold, and whether products can be cut or not."""
+    rng = np.random.default_rng(seed)
+    tensor = int(rng.choice([1, 2]))
+    ranks = tensor * int(rng.choice([1, 2, 3]))
+    options: dict[str, Any] = {"shard": rng.choice(["none", "parameters"]).item(), "tensor": tensor}
+    (one,), _ = outputs(drawn_net(seed), 1, 6)
+    try:
+        found, _ = outputs(drawn_net(seed), ranks, 6, **options)
+    except fp.UsageError as error:
+        assert "nothing of" in str(error) and tensor > 1
+        return
+    for output, array in joined(found, tensor).items():
+        np.testing.assert_allclose(array, one[output], rtol=1e-3, atol=1e-4)

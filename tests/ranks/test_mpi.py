@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import foreplan as fp
 from tests.ranks.samples import assert_checkpoints_close, learnable
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
@@ -105,14 +106,78 @@ def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
     np.testing.assert_allclose(rest["losses"], whole["losses"][3:], rtol=2e-5)
 
 
-def test_validation_beside_parts(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw:ema=0.5"])
+def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> None:
+    """Ranks share the steps of the validation, which do not divide by them; the last one is short."""
+    arrays = np.load(data)
+    held_out = str(tmp_path / "held_out.npz")
+    np.savez(held_out, **{name: arrays[name][:23] for name in arrays.files})
+    words = ("--steps", "4", "--validation", held_out, "--metrics", "accuracy", "--optimizer", optimizer)
+    ways: list[tuple[int, tuple[str, ...]]] = [
+        (1, ()),
+        (2, ()),
+        (2, ("--shard", "state")),
+        (3, ("--shard", "gradients")),
+    ]
     measured = [
-        train(ranks, data, tmp_path / "w", "--steps", "4", "--validation", data, "--metrics", "accuracy", *more)
-        for ranks, more in [(1, ()), (2, ()), (2, ("--shard", "state")), (2, ("--shard", "parameters"))]
+        train(ranks, data, tmp_path / "w", *words, *more) for ranks, more in [*ways, (4, ("--shard", "parameters"))]
     ]
     for each in measured[1:]:
         for found, wanted in zip(each["validations"], measured[0]["validations"], strict=True):
             assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_validation_takes_the_statistics_of_the_checkpoint(tmp_path: Path) -> None:
+    """Batch normalisation follows each rank's own samples, and a checkpoint has what the first rank came to."""
+    rng = np.random.default_rng(0)
+
+    def net(x: Any) -> Any:
+        return fp.nn.linear(fp.nn.relu(fp.nn.batch_norm(fp.nn.linear(x, 8, name="in"), name="norm")), 3, name="out")
+
+    fp.compile(fp.trace(net, fp.spec((4, 5)))).bind(seed=1).to_onnx(tmp_path / "m.onnx", "graph")
+    x, target = rng.standard_normal((20, 5), np.float32), rng.integers(0, 3, 20)
+    np.savez(tmp_path / "d.npz", x=x, target=target)
+    words = ("--data", str(tmp_path / "d.npz"), "--validation", str(tmp_path / "d.npz"), "--steps", "2", "--json")
+    out = tmp_path / "w.safetensors"
+    done = run(2, "train", str(tmp_path / "m.onnx"), *words, "--target", "numpy", "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    whole = fp.evaluation(fp.trace(net, fp.spec((20, 5))), fp.losses.cross_entropy)
+    session = fp.compile(whole, target="numpy").bind(weights=out)
+    wanted = float(session.step({"x": x, "target": target}).outputs["loss"])
+    assert json.loads(done.stdout)["validations"][-1]["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, "shard='parameters'"), (4, "shard='parameters', tensor=2"), (4, "tensor=4")]
+)
+def test_inference(tmp_path: Path, ranks: int, options: str, target: str) -> None:
+    """As a script of one's own runs it: the outputs of one process."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, sys\n"
+        "import numpy as np\n"
+        "import foreplan as fp\n"
+        "from foreplan.runtime.ranks import current\n"
+        "text = 'gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60,batch=2'\n"
+        f"options = dict({options}) if current().size > 1 else {{}}\n"
+        f"step = fp.compile(fp.models.build(text), target={target!r}, ranks=current().size, **options)\n"
+        "tokens = np.arange(16).reshape(2, 8) * 7 % 60\n"
+        "outputs = step.bind(seed=1).step({step.program.inputs[0].name: tokens}).outputs\n"
+        "with open(f'{sys.argv[1]}.{current().rank}', 'w') as file:\n"
+        "    json.dump([array.tolist() for array in outputs.values()], file)\n"
+    )
+
+    def found(count: int) -> list[Any]:
+        start = [] if count == 1 else [str(MPIEXEC), "-n", str(count)]
+        words = [*start, sys.executable, str(script), str(tmp_path / f"of{count}")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((tmp_path / f"of{count}.{rank}").read_text()) for rank in range(count)]
+
+    (alone,) = found(1)
+    for outputs in found(ranks):
+        np.testing.assert_allclose(outputs, alone, rtol=2e-4, atol=2e-5)
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
