@@ -6,6 +6,8 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from foreplan.errors import TargetError, UsageError
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
     from foreplan.runtime.ranks import World
+
+OF_RANKS = ("train",)  # the commands in which ranks meet
 
 
 def with_ranks(model: str, settings: Settings, world: World) -> Settings:
@@ -82,14 +86,26 @@ def end_job(code: int) -> None:
         launch.end(code)
 
 
-def tell(message: str) -> None:
-    """Print an error: the first rank's at once, that of another where it is another one."""
+def tell(message: str, show: Callable[[], None] | None = None, of_ranks: bool = False) -> None:
+    """Print an error: the first rank's at once, that of another where it is another one.
+
+    Args:
+        show: prints more than the message; None: there is no more.
+        of_ranks: whether all ranks run a command in which they meet, so that they can meet here.
+    """
+    from foreplan.runtime.ranks import current
     from foreplan.runtime.ranks.launch import PATIENCE, begun
 
+    if of_ranks:
+        with suppress(TargetError):  # there is nothing by which they could
+            current()
     rank, world = rank_of_job(), begun()
     note = hashlib.blake2b(message.encode(errors="backslashreplace"), digest_size=16).digest()
     if rank == 0:
-        echo(f"error: {message}", err=True)
+        if show is None:
+            echo(f"error: {message}", err=True)
+        else:
+            show()
         if world is not None:
             world.meet(note, PATIENCE)
         return

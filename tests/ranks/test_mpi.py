@@ -242,6 +242,25 @@ def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], sai
     assert said in done.stderr and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
 
 
+def test_usage_is_told_once() -> None:
+    """By the first rank, at once; with --json there is one object."""
+    started = time.monotonic()
+    done = run(3, "train", "mlp:batch=2", "--data", "x.npz", "--nosuch", "--json")
+    assert done.returncode == 2 and time.monotonic() - started < 10
+    assert done.stderr.count("Usage: ") == 1 and done.stderr.count("rror: No such option '--nosuch'") == 1
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_usage_that_is_wrong_on_another_rank(data: str) -> None:
+    """It is told, and ends the job."""
+    commands = [
+        command(1, "train", "mlp:batch=2", "--data", data, *more) for more in (["--steps", "100000"], ["--nosuch"])
+    ]
+    words = [str(MPIEXEC), "-n", "1", *commands[0], ":", "-n", "1", *commands[1]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "rank 1: error: No such option '--nosuch'" in done.stderr
+
+
 @pytest.mark.parametrize(("first", "codes"), [("elsewhere.npz", {2}), ("{data}", set(range(1, 256)))])
 def test_ranks_that_fail_otherwise_say_so(data: str, first: str, codes: set[int]) -> None:
     """Both, each with its own error, and they end by themselves; or one alone, which ends the other."""
