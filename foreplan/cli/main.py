@@ -66,8 +66,8 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _written(ctx: click.Context) -> Iterator[None]:
-    """Where something cannot be read or written, or a command is wrong, end with a message; where nobody reads a pipe, as
-    others end.
+    """Where a command is wrong, or something cannot be read or written, end with a message; where nobody reads a pipe,
+    as others end.
     """
     try:
         yield

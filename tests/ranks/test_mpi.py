@@ -180,6 +180,25 @@ def test_inference(tmp_path: Path, ranks: int, options: str, target: str) -> Non
         np.testing.assert_allclose(outputs, alone, rtol=2e-4, atol=2e-5)
 
 
+def test_a_plan_of_ranks_is_run(tmp_path: Path, data: str) -> None:
+    """By all of them, with the weights of a checkpoint; the first one writes."""
+    model, weights = MODEL.format(batch=12), tmp_path / "w.safetensors"
+    train(1, data, weights, "--steps", "2")
+    samples = tmp_path / "x.npz"
+    np.savez(samples, x=np.load(data)["x"][:20])
+    words = ("--data", str(samples), "--weights", str(weights))
+    assert run(1, "run", model, *words, "--target", "numpy", "-o", str(tmp_path / "one.npz")).returncode == 0
+    options = ("--infer", "--ranks", "4", "--tensor", "2", "--shard", "parameters", "--target", "numpy")
+    assert run(1, "plan", model, *options, "-o", str(tmp_path / "m.plan")).returncode == 0
+    done = run(4, "run", str(tmp_path / "m.plan"), *words, "-o", str(tmp_path / "many.npz"), "--json")
+    assert done.returncode == 0 and len(json.loads(done.stdout)) == 1, done.stderr
+    many, one = np.load(tmp_path / "many.npz"), np.load(tmp_path / "one.npz")
+    for name in one.files:
+        np.testing.assert_allclose(many[name], one[name], rtol=2e-4, atol=2e-5)
+    few = run(3, "run", str(tmp_path / "m.plan"), *words)
+    assert few.returncode != 0 and "planned for 4 ranks, and this job has 3" in few.stderr
+
+
 def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
     """The others do not wait for it for ever, somebody says so, and the last checkpoint is whole."""
     path, log = tmp_path / "w.safetensors", tmp_path / "log.csv"
