@@ -19,7 +19,7 @@ from foreplan.step_graphs import layout_of
 
 @dataclass(frozen=True)
 class Staged:
-    """A training step in stages (pipeline parallelism): what each rank runs, and when.
+    """A training step in stages (pipeline parallelism): what the ranks of each run, and when.
 
     Attributes:
         layout: where the model is cut.
@@ -64,6 +64,8 @@ class Staged:
             "stages": len(self.steps),
             "accumulate": self.options.accumulate,
             "ranks": self.options.ranks,
+            "tensor": self.options.tensor,
+            "shard": self.options.shard,
             "predicted_seconds": run.nanoseconds / 1e9,
             "bubble_ratio": run.bubble,
             "slowest_stage": run.slowest,
@@ -84,6 +86,7 @@ class Staged:
             **step.verdict.to_json(),
             "sent_bytes": time.sent,
             "messages": time.messages,
+            "exchanged_bytes": time.exchanged,
             "busy_seconds": time.busy / 1e9,
             "end_seconds": time.end / 1e9,
         }

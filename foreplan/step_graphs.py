@@ -16,7 +16,7 @@ from foreplan.lower.node_times import NodeTimes
 from foreplan.options import Options
 from foreplan.passes import Fission
 from foreplan.passes.loss_scale import is_scaled
-from foreplan.passes.ranks import uses_of_gradients
+from foreplan.passes.ranks import BACKWARD, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out, stage_step
 from foreplan.rank_options import check_trained, ranks_of, storage_of
 
@@ -94,12 +94,12 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
         raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
     settings, accumulation = training_settings(graph, options), passes.Accumulation()
     settings = replace(settings, fission=_free_fission(graph, settings, options))
-    uses = uses_of_gradients(optimizer, ranks_of(options), accumulation)
+    uses = uses_of_gradients(optimizer, ranks_of(options), accumulation.consume)
     settings = replace(settings, consume=uses.of_micro_batch, sharding=uses.sharding, accumulation=accumulation)
     body = _formed(graph, settings, options, watch)
     update = accumulation.update(body, uses.of_sums)
     if uses.sharding is not None:
-        update = uses.sharding.with_homes(update, ())
+        update = uses.sharding.with_homes(update, lambda node: BACKWARD)
     return passes.with_same_stored(body, passes.simplified(update))
 
 
@@ -117,7 +117,7 @@ def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) ->
 
     def stage(forward: Graph) -> Graph:
         layout = laid_out(forward, options.stages, price)
-        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled)
+        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled, ranks_of(options))
 
     return _formed(graph, replace(settings, stage=stage), options, watch)
 
@@ -147,22 +147,19 @@ def _check_stages(graph: Graph, options: Options) -> None:
     if options.accumulate == "auto":
         raise UsageError(f"stages={stages} need a number of micro-batches: say one (accumulate={4 * stages})")
     if ranks % stages:
+        less, more = ranks - ranks % stages, ranks + -ranks % stages
+        fitting = f"ranks={less} or ranks={more}" if less else f"ranks={more}"
         raise UsageError(
-            f"ranks={ranks} do not divide into stages={stages}: each stage is one rank, so take ranks={stages}"
+            f"ranks={ranks} do not divide into stages={stages}: each stage has as many ranks as the others, so take "
+            f"{fitting}"
         )
-    if ranks != stages:
+    if (ranks // stages) % options.tensor:
         raise UsageError(
-            f"ranks={ranks} and stages={stages}: each stage is one rank so far, so take ranks={stages}, or "
-            f"stages={ranks}"
+            f"tensor={options.tensor} does not divide the {ranks // stages} rank(s) of each stage: take "
+            f"ranks={options.tensor * stages} or a multiple of it"
         )
-    if options.tensor != 1:
-        raise UsageError(f"tensor={options.tensor} is of several ranks, and each stage is one so far: leave it out")
     if options.stage >= stages:
         raise UsageError(f"stage={options.stage} is none of {stages} stages, from 0 to {stages - 1}")
-    if options.shard != "none":
-        raise UsageError(
-            f"shard={options.shard!r} spreads over ranks of one stage, and each stage is one rank: leave it out"
-        )
     for name in _NOT_WITH_STAGES:
         if getattr(options, name):
             raise UsageError(
@@ -200,7 +197,7 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
     check_trained(options)
     names = tuple(options.outputs or ())
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
-    uses = None if optimizer is None else uses_of_gradients(optimizer, ranks_of(options), passes.Accumulation())
+    uses = None if optimizer is None else uses_of_gradients(optimizer, ranks_of(options), passes.Accumulation().consume)
     return passes.Settings(
         outputs=names,
         selection=options.selection,

@@ -17,7 +17,7 @@ from foreplan.runtime.engine import Place
 from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.once import first_alone
-from foreplan.runtime.ranks.stages import of_all_stages, of_other_stages
+from foreplan.runtime.ranks.stages import of_all_stages, of_other_stages, stages_of
 from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
 FORMAT = "foreplan.checkpoint.1"
@@ -48,7 +48,7 @@ def save_checkpoint(
     places = {**places, **(averages or {})}
     tensors = {_key(slot): (slot, places[slot.name]) for slot in kept}
     if program.is_stage:
-        tensors = of_all_stages(world, tensors)
+        tensors = of_all_stages(stages_of(world, program), tensors)
     state = sorted(key for key, (slot, _) in tensors.items() if slot.kind is Kind.STATE)
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
     write_tensors(path, tensors, {KEY: about}, world)
@@ -121,7 +121,7 @@ def load_checkpoint(
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
     """
-    others = of_other_stages(world, map(_key, _kept(program))) if program.is_stage else set[str]()
+    others = of_other_stages(stages_of(world, program), map(_key, _kept(program))) if program.is_stage else set[str]()
     with open_tensors(path) as file:
         as_saved = strict and not names
         slots = {_key(slot): slot for slot in _slots(file, program, state and as_saved, others)}

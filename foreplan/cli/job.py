@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from foreplan.cli.options import Settings, echo, given, is_plan_file
 from foreplan.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
+    from foreplan.lower import Program
     from foreplan.runtime.ranks import World
 
 OF_RANKS = ("train",)  # the commands in which ranks meet
@@ -28,11 +29,11 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     Raises:
         UsageError: another number is asked for.
     """
-    if settings.step.stages not in (1, world.size):
+    if world.size % settings.step.stages:
         count = settings.step.stages
         raise UsageError(
             f"--stages {count}, and {world.size} process{'es run' if world.size > 1 else ' runs'} this command: each "
-            f"stage is one, so start {count} (mpirun -n {count} foreplan train …)"
+            f"stage is one or more, so start {count} or a multiple of it (mpirun -n {count} foreplan train …)"
         )
     asked = settings.step.ranks if given("ranks") else world.size
     if asked != world.size:
@@ -44,7 +45,7 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
         return settings
     step = replace(settings.step, ranks=world.size)
     if step.stages > 1:
-        step = replace(step, stage=world.rank)
+        step = replace(step, stage=world.rank // (world.size // step.stages))
     if str(step.target) in ("auto", "cpu") and world.neighbours > 1:
         from foreplan.lower.targets import resolved
 
@@ -52,6 +53,24 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
             cores = len(os.sched_getaffinity(0))
             step = replace(step, target=f"cpu:threads={max(1, cores // world.neighbours)}")
     return replace(settings, step=step)
+
+
+class Share(NamedTuple):
+    """The samples of a step that a rank takes.
+
+    Attributes:
+        number: which share, from 0 on.
+        total: how many there are. Ranks take the same one that compute parts of one model, or are its stages.
+    """
+
+    number: int
+    total: int
+
+
+def share_of(program: Program, world: World) -> Share:
+    """The share of this rank. All ranks call it at the same time."""
+    tensor = max(world.gather(program.tensor))  # a stage may have nothing that is computed in parts
+    return Share(world.rank % program.of_stage // tensor, program.of_stage // tensor)
 
 
 def check_ranks(model: str, compiled: Compiled, world: World) -> None:

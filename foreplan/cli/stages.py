@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from foreplan.lower import Program
     from foreplan.runtime.ranks import World
 
-_COLUMNS = ("stage", "parameters", "peak", "of it parameters", "optimizer", "gradients", "activations", "sends", "busy")
+_COLUMNS = ("stage", "parameters", "peak", "of it parameters", "optimizer", "gradients", "activations", "sends")
+_WITHIN, _BUSY = "within", "busy"  # what a rank sends within its stage, where that has several; when it computes
 
 
 def estimate_stages(model: str, settings: Settings, as_json: bool) -> bool:
@@ -44,8 +45,10 @@ def estimate_stages(model: str, settings: Settings, as_json: bool) -> bool:
 
 def _headline(figures: dict[str, Any]) -> str:
     slowest = figures["by_stage"][figures["slowest_stage"]]
+    ranks, stages = figures["ranks"], figures["stages"]
+    where = "as many ranks" if ranks == stages else f"{ranks} ranks, {ranks // stages} each"
     return (
-        f"{figures['model']}, training on {figures['target']}: {figures['stages']} stages on as many ranks, "
+        f"{figures['model']}, training on {figures['target']}: {stages} stages on {where}, "
         f"{figures['accumulate']} micro-batches; a step is predicted to take "
         f"{format_seconds(figures['predicted_seconds'])}, of which stages stand still {figures['bubble_ratio']:.1%} on "
         f"average; stage {slowest['stage']} computes longest, {format_seconds(slowest['busy_seconds'])}"
@@ -54,7 +57,8 @@ def _headline(figures: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     """A row a stage."""
-    cells = [list(_COLUMNS)]
+    several = any(row["exchanged_bytes"] for row in rows)
+    cells = [[*_COLUMNS, *([_WITHIN] if several else []), _BUSY]]
     for row in rows:
         categories = row["categories"]
         parts = (categories[name] for name in ("parameters", "optimizer_state", "gradients", "activations"))
@@ -65,10 +69,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
                 format_bytes(row["peak_bytes"]),
                 *map(format_bytes, parts),
                 format_bytes(row["sent_bytes"]),
+                *([format_bytes(row["exchanged_bytes"])] if several else []),
                 format_seconds(row["busy_seconds"]),
             ]
         )
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in cells)
 
 

@@ -9,7 +9,7 @@ import click
 
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import Arrays, read_arrays, samples_in
-from foreplan.cli.job import check_ranks, with_ranks
+from foreplan.cli.job import check_ranks, share_of, with_ranks
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
 from foreplan.cli.options import (
@@ -33,7 +33,6 @@ from foreplan.files import check_writable
 from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
-    from foreplan.compiled import Compiled
     from foreplan.runtime.ranks import World
 
 
@@ -126,9 +125,10 @@ def train(
         samples, batch, arrays = samples_of_stages(compiled.program, arrays, data, micro_batches, world)
     else:
         samples, batch = samples_in(compiled.program, arrays, data)
-    size = batch * micro_batches * (world.size // compiled.program.alike)
+    share = share_of(compiled.program, world)
+    size = batch * micro_batches * share.total
     if samples < size:
-        takes = _takes(compiled, batch, micro_batches, world, samples)
+        takes = _takes(batch, micro_batches, share.total, world, samples)
         raise UsageError(f"{data!r} has {samples} samples, and a step {takes}")
     quiet = as_json or world.rank > 0
     if not quiet:
@@ -158,7 +158,7 @@ def train(
     measured = None
     if validation is not None:
         with working("compiling the validation"):
-            measured = validation_of(model, settings, compiled, session, validation, metrics, world)
+            measured = validation_of(model, settings, compiled, session, validation, metrics, world, share)
     if not quiet:
         _say_what_is_left_out(samples, size, measured)
     saving = Saving(session, path, save_every, adapters, averages)
@@ -178,6 +178,7 @@ def train(
             last,
             seed,
             world,
+            share,
             fixed,
             measured,
             logs,
@@ -199,10 +200,10 @@ def _say_what_is_left_out(samples: int, size: int, validation: Validation | None
         )
 
 
-def _takes(compiled: Compiled, batch: int, micro_batches: int, world: World, samples: int) -> str:
+def _takes(batch: int, micro_batches: int, shares: int, world: World, samples: int) -> str:
     """How many samples a step takes, and what to do where these are too many, for people."""
-    alike = compiled.program.alike
-    shares, whom = world.size // alike, "ranks" if alike == 1 else f"groups of {alike} ranks"
+    alike = world.size // shares
+    whom = "ranks" if alike == 1 else f"groups of {alike} ranks"
     size = batch * micro_batches * shares
     of_ranks = f" ({size // shares} on each of {shares} {whom})" if shares > 1 else ""
     if samples < shares:

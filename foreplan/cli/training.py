@@ -21,6 +21,7 @@ from foreplan.units import format_seconds
 if TYPE_CHECKING:
     import numpy as np
 
+    from foreplan.cli.job import Share
     from foreplan.compiled import Compiled
     from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
@@ -127,6 +128,7 @@ class Run:
         first, last: the first step, and the one after the last.
         seed: of the order of samples.
         world: the ranks that run it.
+        share: the samples of a step that this one takes.
         fixed: inputs that are the same in each step.
         validation: what measures the model after each epoch.
         logs: where the figures of each step are written.
@@ -143,6 +145,7 @@ class Run:
     last: int
     seed: int
     world: World
+    share: Share
     fixed: Arrays = field(default_factory=dict)
     validation: Validation | None = None
     logs: Sequence[Log] = ()
@@ -199,8 +202,7 @@ class Run:
     def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
         program, accumulate = self.compiled.program, self.micro_batches
         for number in range(self.first // self.per_epoch, math.ceil(self.last / self.per_epoch)):
-            place = self.world.rank // program.alike, self.world.size // program.alike
-            of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate, place)
+            of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate, self.share)
             for i, inputs in enumerate(of_epoch, number * self.per_epoch):
                 if self.first <= i < self.last:
                     taken.append(inputs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from foreplan.cli.data import Arrays, read_arrays, samples_in
+from foreplan.cli.job import Share
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.errors import ModelError, ShapeError, UsageError
 from foreplan.options import Options
@@ -28,7 +29,8 @@ class Validation:
         sizes: how many samples each step takes, one after the other; the last one may take fewer.
         left_out: how many samples at the end fill no step.
         training: the session that trains.
-        world: the ranks, which share the steps.
+        world: the ranks.
+        share: the share of the steps that this one takes.
     """
 
     sessions: Mapping[int, Session]
@@ -37,6 +39,7 @@ class Validation:
     left_out: int
     training: Session
     world: World
+    share: Share
 
     @property
     def names(self) -> list[str]:
@@ -64,18 +67,23 @@ class Validation:
 
     def _own_steps(self) -> Iterator[int]:
         """The steps of this rank. Ranks exchange weights, so all take as many, of the same sizes: where there are fewer
-        steps of a size than groups of ranks, some groups take the last one, too.
+        steps of a size than shares, some take the last one, too.
         """
-        alike = self.training.program.alike
-        group, groups = self.world.rank // alike, self.world.size // alike
         for size in dict.fromkeys(self.sizes):
             steps = [step for step, each in enumerate(self.sizes) if each == size]
-            for first in range(0, len(steps), groups):
-                yield steps[min(first + group, len(steps) - 1)]
+            for first in range(0, len(steps), self.share.total):
+                yield steps[min(first + self.share.number, len(steps) - 1)]
 
 
 def validation_of(
-    model: str, settings: Settings, step: Compiled, training: Session, path: str, metrics: Sequence[str], world: World
+    model: str,
+    settings: Settings,
+    step: Compiled,
+    training: Session,
+    path: str,
+    metrics: Sequence[str],
+    world: World,
+    share: Share,
 ) -> Validation:
     """What measures a model of the command line; samples that fill no batch are measured by a step of their own size.
 
@@ -85,7 +93,7 @@ def validation_of(
         training: its session, whose weights are measured where they lie.
         path: of the .npz file with the samples.
         metrics: names of `foreplan.metrics`.
-        world: the ranks, all of which call this.
+        world, share: see `Validation`.
 
     Raises:
         UsageError: the model is a plan file, or there is no such metric.
@@ -108,7 +116,7 @@ def validation_of(
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, left_out, training, world)
+    return Validation(sessions, arrays, sizes, left_out, training, world, share)
 
 
 def _compiled(model: str, settings: Settings, training: Compiled, metrics: Sequence[str]) -> Compiled:

@@ -90,10 +90,10 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
 
 
 def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
-    """The predicted time of an exchange; of a message, its sender's side has it."""
+    """The predicted time of an exchange; of a message over the link that it crosses, its sender's side has it."""
     if isinstance(op, BeginReceive):
         return 0
     if isinstance(op, BeginSend):
-        return nanoseconds(SEND, inputs[0].nbytes, cluster)
+        return nanoseconds(SEND, inputs[0].nbytes, cluster.between_two(op.own, op.peer))
     whole = op.infer(inputs)[0].nbytes
     return nanoseconds(_AS[op.kind], whole, cluster)

@@ -104,6 +104,12 @@ class Cluster:
         """Every `stride`-th of its ranks. Those between them, in groups of their own, have links of their own."""
         return Cluster(self.ranks // stride, max(1, self.per_node // stride), self.inside, self.between)
 
+    def between_two(self, one: int, other: int) -> Cluster:
+        """What lies between two ranks: one node, whose devices all send at once, or the link between two nodes."""
+        if one // self.per_node == other // self.per_node:
+            return Cluster(self.devices, self.devices, self.inside, self.between)
+        return Cluster(2, 1, self.inside, self.between)
+
     @property
     def devices(self) -> int:
         """In each node."""

@@ -12,7 +12,7 @@ from foreplan.graph.flat import Flat
 from foreplan.graph.ir import Kind
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.lower.target import DeviceProfile
-from foreplan.ops.collective import Collective
+from foreplan.ops.collective import Collective, Group
 from foreplan.ops.point_to_point import BeginMessage
 from foreplan.planner import Plan, Totals, totals
 from foreplan.planner.problem import Category, Problem, Region
@@ -195,26 +195,41 @@ class Program(Problem):
         return {slot.operand.value: slot for slot in self.stored}
 
     @cached_property
+    def groups(self) -> frozenset[Group]:
+        """The groups of ranks that exchange something, or hold parts of something."""
+        found = {Group(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)}
+        found |= {Group(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)}
+        return frozenset({*found, Group(self.tensor)})
+
+    @property
     def ranks(self) -> int:
         """How many ranks run it together."""
-        groups = [(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)]
-        groups += [(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)]
-        return max([self.tensor, *(ranks * stride for ranks, stride in groups)])
+        return max(group.ranks * group.stride for group in self.groups)
 
     @cached_property
     def tensor(self) -> int:
         """How many neighbouring ranks compute parts of one model's products."""
         return max([1, *(slot.shard.ranks for slot in self.tensors if slot.shard is not None)])
 
-    @property
-    def alike(self) -> int:
-        """How many neighbouring ranks take the same samples: they compute parts of products, or are stages."""
-        return self.ranks if self.is_stage else self.tensor
-
     @cached_property
     def is_stage(self) -> bool:
-        """Whether it is the step of one stage: other ranks run other programs."""
-        return any(isinstance(call.op, BeginMessage) for call in self.calls)
+        """Whether it is the step of one stage: ranks of others run other programs."""
+        return self._message is not None
+
+    @property
+    def stage(self) -> int:
+        """Which stage it is of; 0 where there is one."""
+        return 0 if self._message is None else self._message.own
+
+    @property
+    def of_stage(self) -> int:
+        """How many neighbouring ranks run it: those of its stage."""
+        return self.ranks if self._message is None else self._message.stride
+
+    @cached_property
+    def _message(self) -> BeginMessage | None:
+        """One of the messages of a stage."""
+        return next((call.op for call in self.calls if isinstance(call.op, BeginMessage)), None)
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

@@ -15,10 +15,10 @@ from foreplan.planner import Plan
 
 
 class Message(NamedTuple):
-    """What goes from one rank to another.
+    """What goes from one stage to another, from each rank to that of the same number.
 
     Attributes:
-        source, target: ranks.
+        source, target: stages.
         number: of those from one to the other.
         nbytes: its size.
     """
@@ -30,41 +30,43 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The messages of one rank, in the order of its plan."""
+    """The messages of one stage, in the order of its plan."""
 
     sent: tuple[Message, ...]
     received: tuple[Message, ...]
 
 
-def message_of(program: Program, action: int, rank: int) -> Message:
-    """The message whose side on a rank an action begins."""
+def message_of(program: Program, action: int) -> Message:
+    """The message of which an action begins one side."""
     call = program.calls[action]
     assert isinstance(call.op, BeginMessage)
     if isinstance(call.op, BeginSend):
-        return Message(rank, call.op.peer, call.op.time, call.inputs[0].type.nbytes)
-    return Message(call.op.peer, rank, call.op.time, call.outputs[0].type.nbytes)
+        return Message(call.op.own, call.op.peer, call.op.time, call.inputs[0].type.nbytes)
+    return Message(call.op.peer, call.op.own, call.op.time, call.outputs[0].type.nbytes)
 
 
-def messages_of(program: Program, plan: Plan, rank: int) -> Messages:
-    """The messages of a rank."""
+def messages_of(program: Program, plan: Plan) -> Messages:
+    """The messages of a stage."""
     begun = [step.action for step in plan.steps if isinstance(program.calls[step.action].op, BeginMessage)]
-    found = [message_of(program, action, rank) for action in begun]
-    return Messages(*(tuple(each for each in found if (each.source == rank) is sends) for sends in (True, False)))
+    sides = {True: list[Message](), False: list[Message]()}
+    for action in begun:
+        sides[isinstance(program.calls[action].op, BeginSend)].append(message_of(program, action))
+    return Messages(tuple(sides[True]), tuple(sides[False]))
 
 
-def unmatched(ranks: Sequence[Messages]) -> str:
-    """What is wrong with the messages of all ranks, for people: one is sent and not received, or the other way; empty:
+def unmatched(stages: Sequence[Messages]) -> str:
+    """What is wrong with the messages of all stages, for people: one is sent and not received, or the other way; empty:
     nothing is.
     """
-    sent = [message for rank in ranks for message in rank.sent]
-    received = [message for rank in ranks for message in rank.received]
+    sent = [message for stage in stages for message in stage.sent]
+    received = [message for stage in stages for message in stage.received]
     for some, others, what in ((sent, received, "never received"), (received, sent, "never sent")):
         if missing := sorted(set(some) - set(others)):
             source, target, number, nbytes = missing[0]
-            return f"message {number} from rank {source} to rank {target}, {nbytes:,} bytes, is {what}"
+            return f"message {number} from stage {source} to stage {target}, {nbytes:,} bytes, is {what}"
     twice = sorted(message for some in (sent, received) for message in _repeated(message[:3] for message in some))
     if twice:
-        return "message {2} from rank {0} to rank {1} has the number of another one".format(*twice[0])
+        return "message {2} from stage {0} to stage {1} has the number of another one".format(*twice[0])
     return ""
 
 
@@ -75,19 +77,21 @@ def _repeated(found: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class StageTime:
-    """How one stage spends a step.
+    """How one stage spends a step; each of its ranks alike.
 
     Attributes:
         busy: nanoseconds in which it computes.
         end: when it has done all, in nanoseconds from the beginning of the step.
-        sent: bytes.
-        messages: that it sends.
+        sent: bytes that a rank sends to other stages.
+        messages: that it sends to them.
+        exchanged: bytes that it sends to ranks of its own stage.
     """
 
     busy: int
     end: int
     sent: int
     messages: int
+    exchanged: int
 
 
 @dataclass(frozen=True)
@@ -118,16 +122,18 @@ class StagesRun:
 
 
 def run_stages(halves: Sequence[tuple[Program, Plan]]) -> StagesRun:
-    """Run the plans of all stages, each a rank, from the beginning of a step.
+    """Run the plans of all stages, from the beginning of a step. All ranks of a stage do the same at the same time.
 
     A stage computes one action after the other. A message moves when both sides have begun it, and the one before it
-    between the same two ranks has arrived; each direction between two ranks is a link of its own. What all ranks
-    exchange moves when all have begun it. A stage that waits stands still.
+    between the same two stages has arrived; each direction between two is a link of its own. What all stages exchange
+    moves when all have begun it. The ranks of a stage have a link for what they exchange, one behind the other. A stage
+    that waits stands still.
 
     Raises:
         PlanError: messages do not match, or stages wait for one another for ever: says which.
     """
-    told = unmatched([messages_of(program, plan, rank) for rank, (program, plan) in enumerate(halves)])
+    placed = [f"stage {program.stage} is number {i}" for i, (program, _) in enumerate(halves) if program.stage != i]
+    told = (placed or [unmatched([messages_of(program, plan) for program, plan in halves])])[0]
     if told:
         raise PlanError(f"stages do not fit one another: {told}")
     return _Run(halves).run()
@@ -137,8 +143,8 @@ class _Run:
     """Stages on their way."""
 
     def __init__(self, halves: Sequence[tuple[Program, Plan]]) -> None:
-        self.stages = [_Walk(program, plan, rank) for rank, (program, plan) in enumerate(halves)]
-        # When each side has begun, by message; and of what all ranks exchange, by its number in their order.
+        self.stages = [_Walk(program, plan) for program, plan in halves]
+        # When each side has begun, by message; and of what all stages exchange, by its number in their order.
         self.begun: dict[object, dict[int, int]] = {}
         self.taken: dict[object, int] = {}  # the time that it takes
         self.done: dict[object, int] = {}
@@ -149,18 +155,18 @@ class _Run:
         while any(stage.left for stage in self.stages):
             moved = [stage.go(self) for stage in self.stages]
             if not any(moved):
-                waiting = "; ".join(f"{x.rank} at {x.node!r}" for x in self.stages if x.left)
+                waiting = "; ".join(f"{x.stage} at {x.node!r}" for x in self.stages if x.left)
                 raise PlanError(f"stages wait for one another for ever: {waiting}")
-        return StagesRun(tuple(StageTime(x.busy, x.now, x.sent, x.messages) for x in self.stages))
+        return StagesRun(tuple(StageTime(x.busy, x.now, x.sent, x.messages, x.exchanged) for x in self.stages))
 
-    def begin(self, what: object, rank: int, now: int, nanoseconds: int, sides: int) -> None:
+    def begin(self, what: object, stage: int, now: int, nanoseconds: int, sides: int) -> None:
         """One side begins an exchange; when all have, it moves."""
         begun = self.begun.setdefault(what, {})
-        begun[rank] = now
+        begun[stage] = now
         self.taken[what] = max(self.taken.get(what, 0), nanoseconds)
         if isinstance(what, Message):
             link = (what.source, what.target)
-            if rank == what.source:
+            if stage == what.source:
                 self.links.setdefault(link, []).append(what)
             while (queue := self.links.get(link)) and len(self.begun[queue[0]]) == sides:
                 first = queue.pop(0)
@@ -173,10 +179,11 @@ class _Run:
 class _Walk:
     """One stage on its way through its plan."""
 
-    def __init__(self, program: Program, plan: Plan, rank: int) -> None:
-        self.program, self.plan, self.rank = program, plan, rank
-        self.at = self.now = self.busy = self.sent = self.messages = self.shared = 0
-        self.waits: dict[int, object] = {}  # by value where it arrives, what is waited for
+    def __init__(self, program: Program, plan: Plan) -> None:
+        self.program, self.plan, self.stage = program, plan, program.stage
+        self.at = self.now = self.busy = self.sent = self.messages = self.exchanged = self.shared = 0
+        self.free = 0  # when what its ranks exchange has come to an end
+        self.waits: dict[int, object] = {}  # by value where it arrives, what is waited for, or when it will be there
 
     @property
     def left(self) -> bool:
@@ -197,7 +204,8 @@ class _Walk:
             if isinstance(call.op, Begin):
                 self.begin(run, index, call.op, action.nanoseconds)
             elif isinstance(call.op, Finish):
-                done = run.done.get(self.waits[call.inputs[0].value])
+                what = self.waits[call.inputs[0].value]
+                done = what if isinstance(what, int) else run.done.get(what)
                 if done is None:
                     break
                 self.now = max(self.now, done)
@@ -209,12 +217,17 @@ class _Walk:
 
     def begin(self, run: _Run, index: int, op: Begin, nanoseconds: int) -> None:
         """Begin an exchange."""
+        call = self.program.calls[index]
+        nbytes, place = op.sent(call.inputs[0].type), call.outputs[0].value
+        if op.stride < self.program.of_stage:
+            self.free = self.waits[place] = max(self.now, self.free) + nanoseconds
+            self.now, self.exchanged = self.free if op.wait else self.now, self.exchanged + nbytes
+            return
         what: object
         if isinstance(op, BeginMessage):
-            what, sides = message_of(self.program, index, self.rank), 2
+            what, sides = message_of(self.program, index), 2
         else:
             what, sides, self.shared = ("all", self.shared), op.ranks, self.shared + 1
-        self.waits[self.program.calls[index].outputs[0].value] = what
-        nbytes = op.sent(self.program.calls[index].inputs[0].type)
+        self.waits[place] = what
         self.sent, self.messages = self.sent + nbytes, self.messages + bool(nbytes)
-        run.begin(what, self.rank, self.now, nanoseconds, sides)
+        run.begin(what, self.stage, self.now, nanoseconds, sides)

@@ -21,17 +21,21 @@ TOKEN = TensorType(DTYPES["uint8"], (1,))
 
 @dataclass(frozen=True)
 class BeginMessage(Begin):
-    """Begins one side of a message.
+    """Begins one side of a message, in groups of ranks that are alike.
 
     Attributes:
-        peer: the rank on the other side.
+        peer: the number in its group of the rank on the other side.
         time: the number of the message, of those that go from one rank to another.
+        own: the number of this rank.
     """
 
+    own: int = 0
+
     def __post_init__(self) -> None:
-        if self.ranks < 2 or not 0 <= self.peer < self.ranks:
+        if self.ranks < 2 or self.own == self.peer or not all(0 <= x < self.ranks for x in (self.own, self.peer)):
             raise ValueError(
-                f"a message goes to another of 2 ranks or more, and not to rank {self.peer} of {self.ranks}"
+                f"a message goes from one of 2 ranks or more to another, and not from rank {self.own} to rank "
+                f"{self.peer} of {self.ranks}"
             )
         if self.kind != type(self).kind or self.time < 0:
             raise ValueError(f"kind must be {type(self).kind!r}, and time 0 or more: {self.kind!r}, {self.time}")

@@ -33,6 +33,7 @@ class Consumer(Protocol):
 # From the builder, the scale of gradients if there is one, and the number of micro-batches that they are sums of if
 # there are several, to what uses them.
 Consume = Callable[[Builder, LossScale | None, Value | None], Consumer]
+MakeUpdater = Callable[[Builder, LossScale | None, Value | None], Updater]
 
 
 def differentiate(
@@ -94,7 +95,7 @@ def pull_back(cotangents: Pullback, node: Node) -> None:
         raise type(error)(f"node {node.name!r}{where} cannot be differentiated: {error}") from None
 
 
-def updating(optimizer: Optimizer) -> Consume:
+def updating(optimizer: Optimizer) -> MakeUpdater:
     """What updates every parameter. The learning rate is an input with a default."""
     return lambda b, scale, micro_batches: Updater(b, optimizer, micro_batches, scale)
 

@@ -44,6 +44,9 @@ from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.ranks import (
     ALONE,
+    BACKWARD,
+    FORWARD,
+    WHOLE,
     Ranks,
     Sharding,
     Storage,
@@ -119,7 +122,7 @@ class Settings:
         bands: in how many, if it is bands of images.
         ranks: that train together.
         sharding: what they hold parts of; None: nothing.
-        storage: how inference has its weights; None: each whole, as the model does.
+        storage: how inference has its weights.
         stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
     """
 
@@ -141,7 +144,7 @@ class Settings:
     bands: int = 0
     ranks: Ranks = ALONE
     sharding: Sharding | None = None
-    storage: Storage | None = None
+    storage: Storage = WHOLE
     stage: Callable[[Graph], Graph] | None = None
 
     @property
@@ -216,20 +219,11 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
         return settings.stage(graph)
     sharding, forward = settings.sharding, set(graph.nodes)
     if sharding is not None:
-        sharding.lay_out(graph)
+        sharding.lay_out(graph, differentiate(graph).gradients)
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
     if settings.to_loss or settings.fission in _IN_TURN:
         step = in_turn(step, forward)
-    return step if sharding is None else sharding.with_homes(step, forward)
-
-
-def _split_products(graph: Graph, settings: Settings) -> Graph:
-    return split_products(graph, settings.ranks.tensor, {} if settings.storage is None else settings.storage.lies)
-
-
-def _lay_out_weights(graph: Graph, settings: Settings) -> Graph:
-    assert settings.storage is not None
-    return settings.storage.laid_out(graph)
+    return step if sharding is None else sharding.with_homes(step, lambda x: FORWARD if x in forward else BACKWARD)
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:
@@ -288,7 +282,12 @@ PASSES: tuple[Pass, ...] = (
     _plain(fold_transposes, Stage.FORWARD),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
-    Pass("split_products", Stage.MEMORY, _split_products, lambda s: s.ranks.tensor > 1),
+    Pass(
+        "split_products",
+        Stage.MEMORY,
+        lambda g, s: split_products(g, s.ranks.tensor, s.storage.lies),
+        lambda s: s.ranks.tensor > 1,
+    ),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
     _plain(split_samples, Stage.MEMORY, lambda s: s.trains and s.fission in (Fission.SAMPLES, Fission.ROWS)),
@@ -307,7 +306,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
-    Pass("lay_out_weights", Stage.MEMORY, _lay_out_weights, lambda s: s.storage is not None),
+    Pass("lay_out_weights", Stage.MEMORY, lambda g, s: s.storage.laid_out(g), _infers),
     Pass("share_of_mean", Stage.MEMORY, lambda g, s: share_of_mean(g, s.ranks.count), _trains_with_others),
     Pass(
         "differentiate",

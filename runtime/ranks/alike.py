@@ -30,7 +30,9 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
     if program.ranks == 1:
         return ALONE
     world = current()
-    step = f"{program.model} on {program.target}" if program.is_stage else digest_of(program, plan)
+    step = digest_of(program, plan)
+    if program.is_stage:
+        step = f"{program.model} on {program.target}, with {program.of_stage} ranks in each stage"
     told = world.gather((program.ranks, VERSION, step, seed, way))
     for number, what in enumerate(_WHAT):
         others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
@@ -46,12 +48,30 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
             f"the step was planned for {program.ranks} ranks, and this job has {world.size}: start as many processes "
             f"(mpirun -n {program.ranks} …), or compile it with ranks={world.size}"
         )
-    if program.is_stage and (wrong := unmatched(world.gather(messages_of(program, plan, world.rank)))):
+    if program.is_stage and (wrong := _unfitting(world, program, plan)):
         raise SessionError(
             f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and "
-            "with its own number as stage"
+            f"with its own stage: ranks 0 to {program.of_stage - 1} with stage=0, and so on"
         )
+    for ranks, stride in sorted({group for groups in world.gather(_pairs(program)) for group in groups}):
+        world.group(ranks, stride)  # in one order on all ranks: those of another stage may ask for others first
     return world
+
+
+def _pairs(program: Program) -> list[tuple[int, int]]:
+    return [(group.ranks, group.stride) for group in program.groups if group.ranks > 1]
+
+
+def _unfitting(world: World, program: Program, plan: Plan) -> str:
+    """What is wrong with the stages that ranks are about to run, for people; empty: nothing is."""
+    told = world.gather((program.stage, digest_of(program, plan), messages_of(program, plan)))
+    for rank, (stage, digest, _) in enumerate(told):
+        place, number = divmod(rank, program.of_stage)
+        if stage != place:
+            return f"rank {rank} has stage {stage} instead of stage {place}"
+        if digest != told[rank - number][1]:
+            return f"rank {rank} has another plan of stage {stage} than rank {rank - number}"
+    return unmatched([messages for _, _, messages in told[:: program.of_stage]])
 
 
 def digest_of(program: Program, plan: Plan) -> str:

@@ -40,18 +40,15 @@ class Exchanges:
         if isinstance(op, Finish):
             return partial(self._finish, _address(inputs[0]))
         if isinstance(op, BeginMessage):
-            key, arrives = _address(outputs[0]), isinstance(op, BeginReceive)
-            return partial(self._begin_message, op, _bytes(outputs[0] if arrives else inputs[0]), key)
+            arrives = isinstance(op, BeginReceive)
+            move, content = (group.receive, outputs[0]) if arrives else (group.send, inputs[0])
+            return partial(self._begin, partial(move, op.peer, op.time, _bytes(content)), _address(outputs[0]))
         assert isinstance(op, Begin), op
         begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]))
         return partial(_exchange, begin) if op.wait else partial(self._begin, begin, _address(outputs[0]))
 
     def _begin(self, begin: Callable[[], Run], key: int) -> None:
         self._waits[key] = begin()
-
-    def _begin_message(self, op: BeginMessage, content: np.ndarray, key: int) -> None:
-        begin = self.world.receive if isinstance(op, BeginReceive) else self.world.send
-        self._waits[key] = begin(op.peer, op.time, content)
 
     def _finish(self, key: int) -> None:
         self._waits.pop(key)()

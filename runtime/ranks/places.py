@@ -148,8 +148,8 @@ def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: Wor
     """Where one of a program's tensors lies, whose value lies at `offset` of its region."""
     if slot.spread is None and slot.shard is None:
         inner = bound.place(slot.operand, offset)
-        if world.size > 1 and isinstance(slot.init, RandomSeed) and not program.is_stage:
-            return SeedPlace(inner, slot.operand.type, world.rank // slot.init.alike)
+        if world.size > 1 and isinstance(slot.init, RandomSeed):
+            return SeedPlace(inner, slot.operand.type, world.rank % program.of_stage // slot.init.alike)
         return inner
     stored = program.stored_as[slot.operand.value]
     own, row = slot.operand, stored.init

@@ -8,33 +8,35 @@ from dataclasses import replace
 import numpy as np
 
 from foreplan.graph import TensorType
-from foreplan.lower.program import Slot
+from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks.places import ByRank
 from foreplan.runtime.ranks.world import World
 
 
 class StagePlace(ByRank):
-    """A tensor of one stage, which all of them read at the same time.
+    """A tensor of one stage, which all ranks read at the same time.
 
     Attributes:
         type: of the tensor.
     """
 
-    def __init__(self, inner: Place | None, type: TensorType, holder: int, world: World) -> None:
+    def __init__(self, inner: Place | None, type: TensorType, holder: int, stages: World) -> None:
         """
         Args:
-            inner: where it lies, on the rank that holds it.
+            inner: where it lies, on the ranks of the stage that holds it.
+            holder: that stage.
+            stages: the ranks that have the same number in their stages as this one.
         """
-        self.inner, self.type, self.holder, self.world = inner, type, holder, world
+        self.inner, self.type, self.holder, self.stages = inner, type, holder, stages
 
     def read(self) -> np.ndarray:
-        """From the rank that holds it."""
+        """From the stage that holds it."""
         whole = np.empty(self.type.size, self.type.dtype.numpy)
         if self.inner is not None:
             whole[...] = self.inner.read().reshape(-1)
         content = whole.view(np.uint8)
-        self.world.begin("broadcast", self.holder, content.copy(), content)()
+        self.stages.begin("broadcast", self.holder, content.copy(), content)()
         return whole.reshape(self.type.shape)
 
     def write(self, array: np.ndarray) -> None:
@@ -43,21 +45,26 @@ class StagePlace(ByRank):
             self.inner.write(array)
 
 
-def of_all_stages(world: World, tensors: Mapping[str, tuple[Slot, Place]]) -> dict[str, tuple[Slot, Place]]:
+def stages_of(world: World, program: Program) -> World:
+    """The ranks of one number in all stages, in the order of stages."""
+    return world.group(world.size // program.of_stage, program.of_stage)
+
+
+def of_all_stages(stages: World, tensors: Mapping[str, tuple[Slot, Place]]) -> dict[str, tuple[Slot, Place]]:
     """What all stages keep, by name, given what this one does; of a tensor in several, that of the first. All ranks
-    call it at the same time.
+    call it at the same time, with `stages_of` them.
     """
     own = {name: replace(slot, init=None) for name, (slot, _) in tensors.items()}
     found: dict[str, tuple[Slot, Place]] = {}
-    for rank, slots in enumerate(world.gather(own)):
+    for stage, slots in enumerate(stages.gather(own)):
         for name, slot in slots.items():
             if name not in found:
-                inner = tensors[name][1] if rank == world.rank else None
-                found[name] = slot, StagePlace(inner, slot.operand.type, rank, world)
+                inner = tensors[name][1] if stage == stages.rank else None
+                found[name] = slot, StagePlace(inner, slot.operand.type, stage, stages)
     return found
 
 
-def of_other_stages(world: World, names: Iterable[str]) -> set[str]:
+def of_other_stages(stages: World, names: Iterable[str]) -> set[str]:
     """Names that other stages keep, and this one does not. All ranks call it at the same time."""
     own = set(names)
-    return set().union(*world.gather(own)) - own
+    return set().union(*stages.gather(own)) - own

@@ -81,13 +81,19 @@ def test_groups_train_as_one_process(tmp_path: Path, data: str, ranks: int, more
     assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-def test_stages_train_from_the_command_line(tmp_path: Path, data: str, stages: int) -> None:
+STAGES = {"2": (2, ()), "3": (3, ()), "2 of 2, in parts": (4, ("--shard", "parameters"))}
+STAGES["2 of 4, products in parts"] = (8, ("--shard", "state", "--tensor", "2"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_train_from_the_command_line(tmp_path: Path, data: str, name: str) -> None:
     """As one process with as many micro-batches, to one file, from which others go on."""
+    stages, (ranks_of_all, more_of_all) = name[0], STAGES[name]
     accumulate = ("--accumulate", "4")
-    model = "mlp:width=32,layers=3,batch=3"
+    replicas = ranks_of_all // int(stages) // (2 if "--tensor" in more_of_all else 1)
     losses = {}
-    for name, ranks, more in [("one", 1, ()), ("many", stages, ("--stages", str(stages)))]:
+    for name, ranks, more in [("one", 1, ()), ("many", ranks_of_all, ("--stages", stages, *more_of_all))]:
+        model = f"mlp:width=32,layers=3,batch={replicas * 2 if name == 'one' else 2}"
         for steps, resume in [("2", ()), ("4", ("--resume", str(tmp_path / name)))]:
             words = ("--data", data, "-o", str(tmp_path / name), "--target", "numpy", "--json", "--steps", steps)
             done = run(ranks, "train", model, *words, *accumulate, *more, *resume)

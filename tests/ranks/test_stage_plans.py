@@ -103,7 +103,7 @@ def test_messages_match(stages: int, micro_batches: int, clip: float | None) -> 
     optimizer = optim.SGD(0.1, clip_norm=clip)
     model = fp.models.build("gpt2_small:layers=5,width=16,heads=1,seq=4,vocabulary=31,batch=1")
     compiled = compiled_stages(model, stages, micro_batches, optimizer=optimizer)
-    messages = [messages_of(each.program, each.plan, rank) for rank, each in enumerate(compiled)]
+    messages = [messages_of(each.program, each.plan) for each in compiled]
     assert unmatched(messages) == ""
     sent = [message for each in messages for message in each.sent]
     neighbours = [x for x in sent if abs(x.source - x.target) == 1]
@@ -120,10 +120,10 @@ def without(half: tuple[Program, Plan], drop: Callable[[Any], bool]) -> tuple[Pr
 def test_stages_that_do_not_fit() -> None:
     found = halves(staged(2, 2))
     gone = without(found[0], lambda op: isinstance(op, BeginSend) and op.time == 1)
-    with pytest.raises(PlanError, match=r"message 1 from rank 0 to rank 1, [\d,]+ bytes, is never sent"):
+    with pytest.raises(PlanError, match=r"message 1 from stage 0 to stage 1, [\d,]+ bytes, is never sent"):
         run_stages([gone, found[1]])
     other = halves(staged(2, 3))
-    with pytest.raises(PlanError, match=r"message \d+ from rank \d to rank \d, [\d,]+ bytes, is never received"):
+    with pytest.raises(PlanError, match=r"message \d+ from stage \d to stage \d, [\d,]+ bytes, is never received"):
         run_stages([found[0], other[1]])
     with pytest.raises(PlanError, match="do not fit one another"):
         run_stages(found[::-1])
@@ -163,14 +163,18 @@ def test_waits_stand_behind_all_that_began_before_them() -> None:
         assert begun == sorted(begun) and begun
 
 
-@pytest.mark.parametrize("op", [BeginSend(3, peer=2, time=5), BeginReceive(4, peer=1, shape=(2, 3), dtype=FLOAT32)])
+@pytest.mark.parametrize(
+    "op", [BeginSend(3, peer=2, time=5), BeginReceive(4, stride=2, own=3, peer=1, shape=(2, 3), dtype=FLOAT32)]
+)
 def test_ops_are_their_text(op: BeginMessage) -> None:
     assert parse_op(str(op)) == op
 
 
-@pytest.mark.parametrize("wrong", [{"ranks": 1, "peer": 0}, {"ranks": 3, "peer": 3}, {"ranks": 3, "peer": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"ranks": 1, "peer": 0}, {"ranks": 3, "peer": 3}, {"ranks": 3, "peer": -1}, {"ranks": 3, "peer": 0}]
+)
 def test_ops_that_are_wrong(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="a message goes to another"):
+    with pytest.raises(ValueError, match="a message goes from one of 2 ranks or more to another"):
         BeginSend(**wrong)
 
 
@@ -201,18 +205,19 @@ def test_a_stage_on_another_rank() -> None:
     def job(world: Thread) -> Any:
         return compiled[1 - world.rank].bind()
 
-    with pytest.raises(SessionError, match=r"stages do not fit one another.*its own number as stage"):
+    with pytest.raises(
+        SessionError, match=r"stages do not fit one another: rank 0 has stage 1 instead of stage 0.*its own stage"
+    ):
         run(2, job)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "ranks": ({"ranks": 6, "stages": 4}, "ranks=6 do not divide into stages=4.*take ranks=4"),
-    "replicas": ({"ranks": 8, "stages": 4}, "each stage is one rank so far, so take ranks=4, or stages=8"),
+    "ranks": ({"ranks": 6, "stages": 4}, "ranks=6 do not divide into stages=4.*take ranks=4 or ranks=8"),
+    "few ranks": ({"ranks": 2, "stages": 4}, "ranks=2 do not divide into stages=4.*take ranks=4$"),
     "stage": ({"stage": 2}, "stage=2 is none of 2 stages, from 0 to 1"),
     "auto": ({"accumulate": "auto"}, "stages=2 need a number of micro-batches"),
     "inference": ({"loss": None, "optimizer": None}, "stages=2 are of a training step"),
-    "shard": ({"shard": "state"}, "shard='state' spreads over ranks of one stage"),
-    "tensor": ({"tensor": 2}, "tensor=2 is of several ranks, and each stage is one so far"),
+    "tensor": ({"tensor": 2}, r"tensor=2 does not divide the 1 rank\(s\) of each stage: take ranks=4"),
     "outputs": ({"outputs": ["logits"]}, "outputs is for a step that one rank runs whole"),
     "many": ({"ranks": 900, "stages": 900}, r"stages=900: the model 'gpt2_small' has \d+ operations"),
     "one": ({"ranks": 1, "stages": 1, "stage": 1}, "stage=1 is one of several"),

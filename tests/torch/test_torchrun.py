@@ -52,6 +52,19 @@ def test_processes_of_torchrun_train_as_one(
     assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
+def test_stages_of_several_processes(tmp_path: Path, data: str) -> None:
+    """With parameters in parts, two and two."""
+    model, words = "mlp:width=32,layers=3,batch={}", ("--data", data, "--target", "numpy", "--steps", "3", "--json")
+    losses = []
+    for ranks, batch, more in [(1, 4, ()), (4, 2, ("--stages", "2", "--shard", "parameters"))]:
+        out = ("-o", str(tmp_path / str(ranks)), "--accumulate", "3")
+        done = run(ranks, "foreplan", "train", model.format(batch), *words, *out, *more)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout)["losses"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-5)
+    assert_checkpoints_close(tmp_path / "4", tmp_path / "1")
+
+
 def test_stages_send_messages() -> None:
     """From one process to another."""
     alone, several = (run(ranks, "tests.ranks.stage_of_job") for ranks in (1, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.graph.flat import Flat
@@ -11,39 +13,55 @@ from foreplan.ops.map import convert
 from foreplan.passes.ranks.layout import Bucket, keep
 from foreplan.passes.ranks.rows import taken
 
-# Whether what reads a bucket reads it when it is gathered once more; None: it is a result of the step.
-IsLate = Callable[[Bucket, Node | None], bool]
+
+class Phase(NamedTuple):
+    """When nodes of a step run: in its forward pass or its backward pass, or in those of one micro-batch.
+
+    Attributes:
+        number: of the phase, in the order in which they run, from 0 on.
+        forward: whether it goes forward.
+    """
+
+    number: int
+    forward: bool
 
 
-def never(bucket: Bucket, reader: Node | None) -> bool:
-    """No bucket is gathered twice."""
-    return False
+FORWARD, BACKWARD = Phase(0, True), Phase(1, False)
+# When a bucket is gathered for what reads it; None: it is a result of the step.
+When = Callable[[Bucket, Node | None], Phase]
 
 
-def in_homes(graph: Graph, buckets: Sequence[Bucket], is_late: IsLate, late: Kind = Kind.ACTIVATION) -> Graph:
-    """The graph in which weights are views of their buckets. A bucket that lies in parts is gathered before its first
-    reader, and once more for those that are late: it does not lie there in between. What is read narrow alone is
-    gathered narrow.
+def at_first(bucket: Bucket, reader: Node | None) -> Phase:
+    """Once."""
+    return FORWARD
+
+
+def in_homes(
+    graph: Graph, buckets: Sequence[Bucket], when: When, now: Mapping[Value, Value] = MappingProxyType({})
+) -> Graph:
+    """The graph in which weights are views of their buckets. One that lies in parts is gathered in each of its phases
+    before its first reader, and does not lie there in between. What is read narrow alone is gathered narrow.
 
     Args:
-        late: the kind of what is gathered once more.
+        when: a bucket is gathered for a reader.
+        now: in the graph, what values are that were others when buckets were made.
     """
-    return _Homes(graph, buckets, is_late, late).run() if buckets else graph
+    return _Homes(graph, buckets, when, now).run() if buckets else graph
 
 
 class _Homes:
     """One graph in which weights become views."""
 
-    def __init__(self, graph: Graph, buckets: Sequence[Bucket], is_late: IsLate, kind: Kind) -> None:
-        self.graph, self.buckets, self.is_late, self.kind = graph, buckets, is_late, kind
+    def __init__(self, graph: Graph, buckets: Sequence[Bucket], when: When, now: Mapping[Value, Value]) -> None:
+        self.graph, self.buckets, self.when = graph, buckets, when
         self.place = {
-            value: (bucket, member)
+            now.get(value, value): (bucket, member)
             for bucket in buckets
             for values in (bucket.weights, bucket.copies)
             for value, member in zip(values, bucket.members)
         }
-        self.rows: dict[tuple[Bucket, bool], Value] = {}
-        self.views: dict[tuple[Value, bool], Value] = {}
+        self.rows: dict[tuple[Bucket, int], Value] = {}
+        self.views: dict[tuple[Value, int], Value] = {}
         self.b = b = Builder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
@@ -63,32 +81,32 @@ class _Homes:
         return b.finish(results[0], graph.updates, graph.loss, results[1])
 
     def value(self, value: Value, reader: Node | None = None) -> Value:
-        """What takes the place of a value; for a weight a view, made when it is first read."""
+        """What takes the place of a value; for a weight a view, made when it is first read in a phase."""
         if value not in self.place:
             return value
         bucket, member = self.place[value]
-        late = self.is_late(bucket, reader)
-        if (value, late) not in self.views:
-            b, row = self.b, self.row(bucket, late)
+        phase = self.when(bucket, reader)
+        if (value, phase.number) not in self.views:
+            b, row = self.b, self.row(bucket, phase)
             b.scope, b.kind = f"{value.name}/", Kind.ACTIVATION
-            self.views[value, late] = taken(b, row, member.start, value.type)
+            self.views[value, phase.number] = taken(b, row, member.start, value.type)
             b.scope = ""
-        return self.views[value, late]
+        return self.views[value, phase.number]
 
-    def row(self, bucket: Bucket, late: bool) -> Value:
+    def row(self, bucket: Bucket, phase: Phase) -> Value:
         """All of a bucket, gathered where it lies in parts."""
-        lies = bucket.home.init
+        lies, number = bucket.home.init, phase.number
         assert isinstance(lies, Flat)
         if lies.ranks == 1 and not bucket.copies:
             return bucket.home
-        if (bucket, late) not in self.rows:
+        if (bucket, number) not in self.rows:
             b = self.b
             # A narrow copy is made once more, too: `share_common` keeps what is of the backward pass apart.
-            b.scope, b.kind = f"{bucket.home.name}/", self.kind if late else Kind.ACTIVATION
+            b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION if phase.forward else Kind.GRADIENT
             row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
             if lies.ranks > 1:
-                gather = Group(lies.ranks, lies.stride).op(AllGather, time=int(late))
-                row = b.apply(gather, row, name="again" if late else "whole")
-            self.rows[bucket, late] = row
+                gather = Group(lies.ranks, lies.stride).op(AllGather, time=number)
+                row = b.apply(gather, row, name="again" if number else "whole")
+            self.rows[bucket, number] = row
             b.scope = ""
-        return self.rows[bucket, late]
+        return self.rows[bucket, number]

@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from foreplan.graph import Graph, Kind, Node, Value
-from foreplan.passes.ranks.homes import IsLate, in_homes
+from foreplan.passes.ranks.homes import FORWARD, Phase, When, in_homes
 from foreplan.passes.ranks.layout import Bucket, made_bucket, narrow_copies
 from foreplan.passes.ranks.setting import Ranks
 
+AGAIN = Phase(1, True)
 FAR = 2  # buckets that are gathered between two uses of one, from which on it is worth to gather this once more
 
 
@@ -37,7 +38,7 @@ def in_parts(graph: Graph, ranks: Ranks) -> Graph:
 
 def gathering(graph: Graph, buckets: Sequence[Bucket]) -> Graph:
     """The forward graph in which weights are views of buckets. One whose uses lie far apart is gathered twice."""
-    return in_homes(graph, buckets, _late_uses(graph, buckets))
+    return in_homes(graph, buckets, _gathers_of(graph, buckets))
 
 
 def _as_read(graph: Graph) -> Iterable[Value]:
@@ -46,8 +47,10 @@ def _as_read(graph: Graph) -> Iterable[Value]:
     return dict.fromkeys([*(x for node in graph.nodes for x in node.inputs if x in stored), *stored])
 
 
-def _late_uses(graph: Graph, buckets: Sequence[Bucket]) -> IsLate:
-    """Which uses of a bucket come behind the pause in which most others are gathered, if these are many."""
+def _gathers_of(graph: Graph, buckets: Sequence[Bucket]) -> When:
+    """When buckets are gathered: before their first use and, if many others are gathered in the longest pause between
+    uses, behind that.
+    """
     place = {node: i for i, node in enumerate(graph.nodes)}
     end = len(graph.nodes)
     of_value = {value: bucket for bucket in buckets for value in (*bucket.weights, *bucket.copies)}
@@ -66,7 +69,8 @@ def _late_uses(graph: Graph, buckets: Sequence[Bucket]) -> IsLate:
         if others >= FAR:
             late[bucket] = until
 
-    def is_late(bucket: Bucket, reader: Node | None) -> bool:
-        return bucket in late and (end if reader is None else place[reader]) >= late[bucket]
+    def when(bucket: Bucket, reader: Node | None) -> Phase:
+        at = end if reader is None else place[reader]
+        return AGAIN if bucket in late and at >= late[bucket] else FORWARD
 
-    return is_late
+    return when

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat, Member, laid_out
 from foreplan.ops.collective import Group
 from foreplan.ops.map import Map
-from foreplan.passes.autodiff import differentiate
 from foreplan.passes.optimizer.rule import Optimizer, check_by_element
 from foreplan.passes.ranks.setting import Ranks
 
@@ -37,14 +36,19 @@ class Bucket:
     copies: tuple[Value, ...] = ()
 
 
-def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket, ...]:
+def buckets_of(
+    graph: Graph, trained: Collection[str], ranks: Ranks, optimizer: Optimizer, alone: Collection[Value] = ()
+) -> tuple[Bucket, ...]:
     """The buckets of a forward graph, in the order of its weights. Each holds weights that are updated by one rule.
     With parameters in parts, frozen weights have buckets, too.
+
+    Args:
+        trained: names of the weights that have gradients: a bucket waits for all of its own.
+        alone: weights that have a bucket of their own.
 
     Raises:
         UsageError: the optimizer needs whole tensors.
     """
-    trained = differentiate(graph).gradients  # a bucket waits for all of its gradients
     full = ranks.bucket(graph.parameters)
     copies = narrow_copies(graph) if ranks.shard == "parameters" else {}
     groups: dict[Any, list[Value]] = {}
@@ -57,6 +61,9 @@ def buckets_of(graph: Graph, ranks: Ranks, optimizer: Optimizer) -> tuple[Bucket
         else:
             continue
         key = (key, copies[value].dtype if value in copies else None, ranks.with_other_samples(value))
+        if value in alone:
+            found.append([value])
+            continue
         group = groups.setdefault(key, [])
         group.append(value)
         if sum(each.type.nbytes for each in group) >= full:

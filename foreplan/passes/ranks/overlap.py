@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
-from foreplan.ops.point_to_point import BeginMessage
 
 SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
 
@@ -18,22 +17,15 @@ def overlap_exchanges(graph: Graph) -> Graph:
     them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
     behind an exchange of gradients, which then would be waited for at once.
 
-    A graph without exchanges as it is, and that of a stage, whose messages are listed so.
+    A graph without exchanges as it is. Messages between stages are listed so already, and keep their order: each reads
+    what the one before it has begun.
 
     The wait also reads what the next one has begun, so that no plan moves it before. Small exchanges stay where they
     are, such as those of batch normalisation, on which all that follows depends.
     """
     if not any(isinstance(node.op, Finish) for node in graph.nodes):
         return graph
-    if any(isinstance(node.op, BeginMessage) for node in graph.nodes):
-        return graph
     return replace(graph, nodes=tuple(_Line(graph).run()))
-
-
-def _is_large(node: Node) -> bool:
-    """Whether a node begins, or waits for, an exchange that others go on beside."""
-    sent = {Begin: 0, Finish: 1}.get(type(node.op))
-    return sent is not None and node.inputs[sent].type.nbytes > SOON
 
 
 class _Line:
@@ -42,7 +34,9 @@ class _Line:
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
-        self.kind = {node.outputs[0]: node.op.kind for node in graph.nodes if isinstance(node.op, Begin)}
+        # Of each exchange that others go on beside, which kind it is.
+        begun = [(node, node.op) for node in graph.nodes if isinstance(node.op, Begin) and type(node.op) is Begin]
+        self.kind = {node.outputs[0]: op.kind for node, op in begun if node.inputs[0].type.nbytes > SOON}
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
@@ -63,13 +57,13 @@ class _Line:
         waiting = [group for group in self.groups if any(self.group_of.get(x) is group for x in node.inputs)]
         if waiting:
             self.wait(at, waiting[-1])
-        elif isinstance(node.op, Finish) and _is_large(node) and at not in self.released:
+        elif isinstance(node.op, Finish) and node.inputs[0] in self.kind and at not in self.released:
             self.groups.append([])
             self.wait(at, self.groups[-1])
         else:
             self.nodes.append(node)
-            if isinstance(node.op, Begin) and _is_large(node):
-                kind = node.op.kind
+            if node.outputs[0] in self.kind:
+                kind = self.kind[node.outputs[0]]
                 alike = [group for group in self.groups if self.kind[self.given[group[0]].inputs[0]] == kind]
                 self.release(alike, node.outputs)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
-from foreplan.passes.autodiff import Consume, Consumer
+from foreplan.passes.autodiff import Consume, Consumer, MakeUpdater
+from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
-from foreplan.passes.ranks.homes import in_homes, never
+from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, in_homes
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
 from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
@@ -27,8 +29,12 @@ class Sharding:
         buckets: those of the graph that was laid out last.
     """
 
-    def __init__(self, ranks: Ranks, optimizer: Optimizer) -> None:
-        self.ranks, self.optimizer = ranks, optimizer
+    def __init__(self, ranks: Ranks, optimizer: Optimizer, update: MakeUpdater) -> None:
+        """
+        Args:
+            update: makes what updates this rank's parts.
+        """
+        self.ranks, self.optimizer, self.update = ranks, optimizer, update
         self.buckets: tuple[Bucket, ...] = ()
 
     @property
@@ -36,39 +42,51 @@ class Sharding:
         """Whether parameters lie in parts, and are gathered where they are read."""
         return self.ranks.shard == "parameters"
 
-    def lay_out(self, forward: Graph) -> None:
-        """Find the buckets of a forward graph."""
-        self.buckets = buckets_of(forward, self.ranks, self.optimizer)
+    def lay_out(self, forward: Graph, trained: Collection[str], alone: Collection[Value] = ()) -> None:
+        """Find the buckets of a forward graph.
+
+        Args:
+            trained: names of the weights that have gradients.
+            alone: weights that have a bucket of their own.
+        """
+        self.buckets = buckets_of(forward, trained, self.ranks, self.optimizer, alone)
 
     def reducing(self, consume: Consume) -> Consume:
         """What gives each rank its part of the sums of all ranks' gradients, for `consume` to use."""
         return lambda b, scale, micro_batches: _Parts(b, consume(b, scale, micro_batches), self)
 
-    def updating(self, b: Builder, scale: object, micro_batches: Value | None) -> Consumer:
+    def updating(self, b: Builder, scale: LossScale | None, micro_batches: Value | None) -> Consumer:
         """What updates this rank's part of each bucket, and gathers the whole where every rank has it."""
-        updater = Updater(b, self.optimizer, micro_batches, scale)  # type: ignore[arg-type]
-        return _Owner(b, updater, self)
+        return _Owner(b, self.update(b, scale, micro_batches), self)
 
-    def with_homes(self, graph: Graph, forward: Collection[Node]) -> Graph:
-        """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered before its
-        first reader, and once more for the backward pass: only the last one stays in between. What is read narrow alone
-        is gathered narrow.
+    def with_homes(
+        self, graph: Graph, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value] = MappingProxyType({})
+    ) -> Graph:
+        """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered in every
+        phase before its first reader: only the last one stays from one phase to the next. What is read narrow alone is
+        gathered narrow.
 
         Args:
-            forward: the nodes of the forward pass.
+            phase_of: of each node.
+            now: in the graph, what values are that were others when it was laid out.
         """
         if not self.gathers:
-            return in_homes(graph, self.buckets, never)
-        placed = {value: each for each in self.buckets for value in (*each.weights, *each.copies)}
-        read = (x for node in reversed(graph.nodes) if node in forward for x in node.inputs if x in placed)
-        value = next(read, None)  # of the bucket that the forward pass reads last, and the backward pass first
-        last = None if value is None else placed[value]
-        backward = frozenset(graph.nodes).difference(forward)
+            return in_homes(graph, self.buckets, at_first, now)
+        place = {now.get(x, x): each for each in self.buckets for x in (*each.weights, *each.copies)}
+        last: dict[int, Bucket] = {}  # by phase, the bucket that it reads last
+        for node in graph.nodes:
+            for value in node.inputs:
+                if value in place:
+                    last[phase_of(node).number] = place[value]
+        end = max(map(phase_of, graph.nodes), default=FORWARD)
 
-        def is_late(bucket: Bucket, reader: Node | None) -> bool:
-            return bucket is not last and (reader is None or reader in backward)
+        def when(bucket: Bucket, reader: Node | None) -> Phase:
+            number, forward = end if reader is None else phase_of(reader)
+            while last.get(number - 1) is bucket:
+                number -= 1
+            return Phase(number, forward)
 
-        return in_homes(graph, self.buckets, is_late, Kind.GRADIENT)
+        return in_homes(graph, self.buckets, when, now)
 
 
 class _Parts:

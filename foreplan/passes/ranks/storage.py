@@ -13,7 +13,7 @@ from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import Group
 from foreplan.passes.ranks.inference import gathering, in_parts
 from foreplan.passes.ranks.layout import Bucket, narrow_copies
-from foreplan.passes.ranks.setting import Ranks
+from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.tensor.parts import part_of, whole_of
 
 _OWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)  # of a model, as against a step
@@ -74,6 +74,9 @@ class Storage:
                     f"share: {value.name!r} is {own} here and {found or 'missing'} in the step of {self.step!r}: "
                     "compile both from one model, what measures it from `evaluation` with that step's train and freeze"
                 )
+
+
+WHOLE = Storage(ALONE)
 
 
 def _tensors(value: Value) -> list[Value]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreplan.passes.autodiff import Consume, updating
-from foreplan.passes.micro_batches import Accumulation
+from foreplan.passes.autodiff import Consume, MakeUpdater, updating
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.ranks.buckets import summing
 from foreplan.passes.ranks.setting import Ranks
@@ -29,17 +28,22 @@ class Uses:
     sharding: Sharding | None = None
 
 
-def uses_of_gradients(optimizer: Optimizer, ranks: Ranks, accumulation: Accumulation) -> Uses:
+def uses_of_gradients(optimizer: Optimizer, ranks: Ranks, add_up: Consume, update: MakeUpdater | None = None) -> Uses:
     """How ranks use gradients: they sum up those of all micro-batches at once, unless each rank keeps only its part of
     the sums.
+
+    Args:
+        add_up: makes what adds up the gradients of micro-batches.
+        update: makes what updates parameters; None: as the optimizer does.
     """
+    update = updating(optimizer) if update is None else update
     if ranks.count == 1:
-        return Uses(updating(optimizer), accumulation.consume, updating(optimizer))
+        return Uses(update, add_up, update)
     if ranks.shard == "none":
-        use = summing(updating(optimizer), ranks)
-        return Uses(use, accumulation.consume, use)
-    sharding = Sharding(ranks, optimizer)
+        use = summing(update, ranks)
+        return Uses(use, add_up, use)
+    sharding = Sharding(ranks, optimizer, update)
     use = sharding.reducing(sharding.updating)
     if ranks.shard == "state":
-        return Uses(use, accumulation.consume, use, sharding)
-    return Uses(use, sharding.reducing(accumulation.consume), sharding.updating, sharding)
+        return Uses(use, add_up, use, sharding)
+    return Uses(use, sharding.reducing(add_up), sharding.updating, sharding)

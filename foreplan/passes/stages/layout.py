@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from foreplan.errors import ModelError, UsageError
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
 from foreplan.graph.walk import live_nodes
 from foreplan.ops.pullback import Pullback, depending
-from foreplan.passes.autodiff import pull_back
+from foreplan.passes.autodiff import differentiate, pull_back
 from foreplan.passes.stages.cuts import best_cuts
 from foreplan.units import format_bytes, format_seconds
 
@@ -80,6 +80,21 @@ class Layout:
     def holders(self, stored: Value) -> tuple[int, ...]:
         """The stages that have a stored value."""
         return tuple(stage for stage, values in enumerate(self.reads) if stored in values)
+
+    @cached_property
+    def tied(self) -> tuple[Value, ...]:
+        """The parameters that several stages have, such as a tied embedding."""
+        return tuple(value for value in self.graph.parameters if len(self.holders(value)) > 1)
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The names of the parameters that have gradients."""
+        return frozenset(differentiate(self.graph).gradients)
+
+    def forward(self, stage: int) -> Graph:
+        """What a stage runs forward, with what is stored there."""
+        stored = tuple(value for value in self.graph.stored if value in self.reads[stage])
+        return replace(self.graph, nodes=self.nodes[stage], stored=stored)
 
     @cached_property
     def training(self) -> tuple[int, ...]:

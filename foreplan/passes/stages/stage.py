@@ -7,20 +7,23 @@ from collections import Counter
 import numpy as np
 
 from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
-from foreplan.ops.collective import Begin, Finish
+from foreplan.ops.collective import Begin, Finish, Group
 from foreplan.ops.map import elementwise
 from foreplan.ops.pullback import Pullback
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis
-from foreplan.passes.autodiff import pull_back
+from foreplan.passes.autodiff import Consumer, pull_back
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.ranks import ALONE, Phase, Ranks, uses_of_gradients
 from foreplan.passes.stages.layout import Layout
 from foreplan.passes.stages.schedule import Unit, units_of
 from foreplan.passes.stages.updates import StageUpdater
 from foreplan.passes.stages.wire import Begun, Wire
 
 
-def stage_step(layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool = False) -> Graph:
+def stage_step(
+    layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool = False, ranks: Ranks = ALONE
+) -> Graph:
     """The training step of one stage: it receives, runs forward, sends, and the same backward, for each micro-batch;
     then it updates its parameters with the mean of their gradients.
 
@@ -29,16 +32,20 @@ def stage_step(layout: Layout, stage: int, micro_batches: int, optimizer: Optimi
     to the next. What a unit of work receives is begun before the one before it has what it waits for, and what it sends
     is waited for when the one behind it has been computed.
 
+    Where a stage has several ranks, each sends to the rank of the same number in another stage. Parameters that lie in
+    parts are gathered for each unit of work.
+
     Args:
         layout: of the forward graph of one micro-batch.
         stage: which one, from 0 on.
         micro_batches: 1 or more.
         scaled: whether gradients are too large by a scale (see `LossScale`).
+        ranks: those of one stage.
 
     Raises:
         UnsupportedError: an op on the way has no derivative; names the node.
     """
-    return _Stage(layout, stage, micro_batches, optimizer, scaled).run()
+    return _Stage(layout, stage, micro_batches, optimizer, scaled, ranks).run()
 
 
 class _MicroBatch:
@@ -57,7 +64,9 @@ class _MicroBatch:
 class _Stage:
     """The step of one stage while it is built."""
 
-    def __init__(self, layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool) -> None:
+    def __init__(
+        self, layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool, ranks: Ranks
+    ) -> None:
         graph = layout.graph
         self.layout, self.stage, self.count, self.optimizer = layout, stage, micro_batches, optimizer
         self.last = layout.stages - 1
@@ -75,8 +84,13 @@ class _Stage:
         self.loss: Value | None = None
         self.scale = LossScale.stored(b) if scaled else None
         self.share: Value | None = None  # what backward begins with, without a scale
-        self.wire = Wire(b, stage, layout.stages)
-        self.updater: StageUpdater | None = None
+        self.stages = Group(layout.stages, ranks.count)
+        self.wire = Wire(b, stage, self.stages)
+        self.uses = uses_of_gradients(optimizer, ranks, lambda b, scale, count: _Sums(self), self.updater)
+        self.updating: Consumer | None = None  # what uses the sums, when the last micro-batch has begun to go back
+        self.phases: dict[Node, Phase] = {}
+        if self.uses.sharding is not None:
+            self.uses.sharding.lay_out(layout.forward(stage), layout.trained, layout.tied)
 
     def input(self, value: Value) -> Value:
         """An input of the step: of all micro-batches."""
@@ -95,6 +109,7 @@ class _Stage:
             behind = self.begin(units[at + 1]) if at + 1 < len(units) else {}
             received = {value: self.received(unit, value, each) for value, each in begun.items()}
             results = self.forward(unit.number, received) if unit.forward else self.backward(unit.number, received)
+            self.phases |= dict.fromkeys(self.b.nodes[len(self.phases) :], Phase(at, unit.forward))
             self.wire.finish(sending)
             to, first = self.stage + (1 if unit.forward else -1), unit.number * len(results)
             self.wire.work_done(self.ends(unit))
@@ -103,10 +118,22 @@ class _Stage:
         self.wire.finish(sending)
         self.b.kind, self.b.scope, self.b.source = Kind.GRADIENT, "", ""
         updates = {old: new for old, new in self.content.items() if old is not new}
-        assert self.updater is not None
-        updates |= self.updater.finish()
+        assert self.updating is not None
+        updates |= self.updating.finish()
         loss = self.shared_loss()
-        return self.b.finish({}, updates, loss)
+        return self.with_homes(self.b.finish({}, updates, loss), Phase(len(units) - 1, False))
+
+    def with_homes(self, step: Graph, last: Phase) -> Graph:
+        """The step, with weights in the rows where ranks have them."""
+        if self.uses.sharding is None:
+            return step
+        now = {old.outputs[0]: new.outputs[0] for old, new in self.fixed.items()}
+        return self.uses.sharding.with_homes(step, lambda node: self.phases.get(node, last), now)
+
+    def updater(self, b: Builder, scale: LossScale | None, count: Value | None) -> StageUpdater:
+        """What updates the parameters of this stage."""
+        first = self.count * max(map(len, self.layout.crossing))
+        return StageUpdater(b, self.optimizer, scale, self.layout, self.wire, first)
 
     def ends(self, unit: Unit) -> list[Value]:
         """What a unit of work ends with, beside what it sends: no plan puts it off until other units have run."""
@@ -190,8 +217,8 @@ class _Stage:
         b, batch = self.b, self.batches.pop(number)
         b.kind, b.scope, b.source, b.wanted = Kind.GRADIENT, "", "", self.wanted
         if number == self.count - 1:
-            first = self.count * max(map(len, self.layout.crossing))
-            self.updater = StageUpdater(b, self.optimizer, self.scale, self.layout, self.wire, first)
+            self.updating = self.uses.of_sums(b, self.scale, None)
+        using = self.uses.of_micro_batch(b, self.scale, None)
         walk = Pullback(b)
         if self.stage == self.last:
             assert self.layout.graph.loss is not None
@@ -205,7 +232,7 @@ class _Stage:
             for value in dict.fromkeys(node.inputs):
                 left[value] -= 1
                 if value.kind is Kind.PARAMETER and not left[value]:
-                    self.add_gradient(value, walk.take(value), number)
+                    self.use_gradient(value, walk.take(value), using)
         before = () if self.stage == 0 else self.layout.returning[self.stage - 1]
         b.scope, b.source = self.scope_of(number), ""
         return [self.cotangent(walk, batch.now[value]) for value in before]
@@ -219,19 +246,22 @@ class _Stage:
             self.share = b.store("share", type, Kind.CONSTANT, Array(np.full((), share, type.dtype.numpy)))
         return self.share
 
-    def add_gradient(self, parameter: Value, gradient: Value | None, number: int) -> None:
-        """Add the gradient that a micro-batch gives; the last one's lets the parameter be updated."""
-        b, total = self.b, self.sums.get(parameter)
-        b.scope, b.source = f"{parameter.name}/", ""
-        if gradient is None and len(self.layout.holders(parameter)) > 1 and number == 0:
+    def use_gradient(self, parameter: Value, gradient: Value | None, using: Consumer) -> None:
+        """Use the gradient that a micro-batch gives."""
+        self.b.scope, self.b.source = f"{parameter.name}/", ""
+        if gradient is None and parameter in self.layout.tied:
             gradient = self.zeros(parameter)  # other stages wait for one
-        if gradient is not None and total is not None:
-            gradient = elementwise(b, lambda x, y: x + y, total, gradient, name="gradient")
         if gradient is not None:
-            self.sums[parameter] = gradient
-        if number == self.count - 1 and parameter in self.sums:
-            assert self.updater is not None
-            self.updater.update(parameter, self.sums.pop(parameter))
+            using.update(parameter, gradient)
+
+    def add(self, parameter: Value, gradient: Value) -> None:
+        """Add one micro-batch's gradient to those before it; with the last one the sum is used."""
+        total = self.sums.get(parameter)
+        if total is not None:
+            gradient = elementwise(self.b, lambda x, y: x + y, total, gradient, name="gradient")
+        self.sums[parameter] = gradient
+        if self.updating is not None:
+            self.updating.update(parameter, self.sums.pop(parameter))
 
     def cotangent(self, walk: Pullback, value: Value) -> Value:
         """The cotangent of what was received: zero if nothing differentiates through it."""
@@ -245,8 +275,7 @@ class _Stage:
 
     def shared_loss(self) -> Value:
         """The mean loss, which the last stage gives to all; nothing of this step is under way when it is there."""
-        b, stages = self.b, self.last + 1
-        loss = self.layout.graph.loss
+        b, loss = self.b, self.layout.graph.loss
         assert loss is not None
         b.kind = Kind.ACTIVATION
         if self.stage < self.last:
@@ -256,5 +285,20 @@ class _Stage:
             share = 1.0 / self.count
             own = elementwise(b, lambda x: x * share, self.loss, dtype=loss.dtype, name="mean_loss")
         ends = self.wire.ends
-        begun = b.apply(Begin(stages, "broadcast", self.last), own, name="loss")
-        return b.apply(Finish(stages), begun, own, *ends, name="loss")
+        begun = b.apply(self.stages.op(Begin, kind="broadcast", peer=self.last), own, name="loss")
+        return b.apply(self.stages.op(Finish), begun, own, *ends, name="loss")
+
+
+class _Sums:
+    """Adds up gradients of micro-batches."""
+
+    def __init__(self, stage: _Stage) -> None:
+        self.stage = stage
+
+    def update(self, parameter: Value, gradient: Value) -> None:
+        """Of a parameter, or of a rank's part of several."""
+        self.stage.add(parameter, gradient)
+
+    def finish(self) -> dict[Value, Value]:
+        """Nothing is stored."""
+        return {}

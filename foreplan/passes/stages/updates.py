@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
+from foreplan.graph.flat import Flat
 from foreplan.graph.types import FLOAT64
 from foreplan.ops.collective import ALONE, Group
 from foreplan.ops.map import elementwise
@@ -34,24 +35,27 @@ class StageUpdater(Updater):
         super().__init__(b, optimizer, scale=scale)
         self.layout, self.wire, self.first = layout, wire, first
         self.seen = [value.name for value in layout.graph.parameters]  # patterns may be about those of other stages
-        tied = (value for value in layout.graph.parameters if len(layout.holders(value)) > 1)
-        self.number = {value: first + 1 + i for i, value in enumerate(tied)}
-        self.tied: list[tuple[Value, Value]] = []  # with their gradients
+        self.shared = {value.name: value for value in layout.tied}
+        self.number = {value.name: first + 1 + i for i, value in enumerate(layout.tied)}
+        self.tied: dict[str, tuple[Value, Value, Value, Group]] = {}  # what `update` was given
 
     def update(self, parameter: Value, gradient: Value, home: Value | None = None, group: Group = ALONE) -> None:
         """Add the update of one parameter. One of several stages waits until this one has sent all else: others would
         wait for what is sent behind it.
         """
-        if parameter in self.number:
-            self.tied.append((parameter, gradient))
+        home = parameter if home is None else home
+        name = home.init.members[0].name if isinstance(home.init, Flat) else home.name
+        if name in self.shared:
+            self.tied[name] = parameter, gradient, home, group
         else:
             super().update(parameter, gradient, home, group)
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait."""
-        for parameter, gradient in sorted(self.tied, key=lambda pair: self.number[pair[0]]):
-            self.b.scope, holders = f"{parameter.name}/", self.layout.holders(parameter)
-            super().update(parameter, self.sum_over(holders, gradient, self.number[parameter]))
+        for name in sorted(self.tied, key=self.number.__getitem__):
+            parameter, gradient, home, group = self.tied[name]
+            self.b.scope, holders = f"{name}/", self.layout.holders(self.shared[name])
+            super().update(parameter, self.sum_over(holders, gradient, self.number[name]), home, group)
             if self.waiting and self.wire.stage != holders[0]:
                 self.waiting[-1] = replace(self.waiting[-1], square=None)
         self.b.scope = ""

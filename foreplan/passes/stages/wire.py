@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
-from foreplan.ops.collective import Finish
+from foreplan.ops.collective import Finish, Group
 from foreplan.ops.point_to_point import TOKEN, BeginReceive, BeginSend
 
 
@@ -30,7 +30,7 @@ class Wire:
     message begins behind more waits than it was listed behind.
     """
 
-    def __init__(self, b: Builder, stage: int, stages: int) -> None:
+    def __init__(self, b: Builder, stage: int, stages: Group) -> None:
         self.b, self.stage, self.stages = b, stage, stages
         self._behind = b.store("order", TOKEN, Kind.CONSTANT, Fill(0))
         self._sent: Value | None = None  # what is there when all that was waited for has been sent
@@ -43,20 +43,21 @@ class Wire:
 
     def send(self, value: Value, to: int, number: int) -> Begun:
         """Begin to send a value to a stage."""
-        op = BeginSend(self.stages, peer=to, time=number)
+        op = self.stages.op(BeginSend, own=self.stage, peer=to, time=number)
         token, self._behind = self.b.node(op, value, self._behind, name="send")
         return Begun(token, value)
 
     def receive(self, type: TensorType, source: int, number: int) -> Begun:
         """Begin to receive a value of a stage."""
-        op = BeginReceive(self.stages, peer=source, time=number, shape=type.shape, dtype=type.dtype)
+        about = {"own": self.stage, "peer": source, "time": number}
+        op = self.stages.op(BeginReceive, **about, shape=type.shape, dtype=type.dtype)
         before = self._behind
         place, self._behind = self.b.node(op, before, name="receive")
         return Begun(place, before)
 
     def received(self, begun: Begun, name: str) -> Value:
         """Wait for what is received."""
-        return self.b.apply(Finish(self.stages), *begun, self._behind, *self._done, name=name)
+        return self.b.apply(self.stages.op(Finish), *begun, self._behind, *self._done, name=name)
 
     def work_done(self, results: Iterable[Value]) -> None:
         """Let what is received from now on be waited for behind some work, which ends with these values."""
@@ -65,4 +66,4 @@ class Wire:
     def finish(self, sending: Iterable[Begun]) -> None:
         """Wait for what is sent."""
         for begun in sending:
-            self._sent = self.b.apply(Finish(self.stages), *begun, *self.ends, name="sent")
+            self._sent = self.b.apply(self.stages.op(Finish), *begun, *self.ends, name="sent")
