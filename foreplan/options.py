@@ -336,10 +336,10 @@ class Options:
     stages: int = field(
         default=1,
         metadata=says(
-            "Cut the model into so many stages, each on a rank of its own, through which micro-batches go one behind "
+            "Cut the model into so many stages, each on ranks of its own, through which micro-batches go one behind "
             "the other.",
             more="Cuts are where stages take about as long, and the fewest bytes cross. `accumulate` says how many "
-            "micro-batches there are; ranks must be as many. A step is that of one `stage`; `foreplan.staged` has all.",
+            "micro-batches there are. Neighbouring ranks have the same `stage`; `foreplan.staged` has all of them.",
             flag="--stages",
             value="N",
             least=1,

@@ -112,7 +112,7 @@ def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) ->
     _check_stages(graph, options)
     settings, optimizer = training_settings(graph, options), options.optimizer
     assert optimizer is not None
-    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy))
+    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
     scaled = is_scaled(settings.dtype)
 
     def stage(forward: Graph) -> Graph:
@@ -130,7 +130,7 @@ def layout_of(graph: Graph, options: Options) -> Layout:
     """
     _check_stages(graph, options)
     settings = training_settings(graph, options)
-    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy))
+    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
     stages = (passes.Stage.FORWARD, passes.Stage.MEMORY)
     with without_collection():
         return laid_out(passes.run_passes(graph, settings, stages, passes=options.passes), options.stages, price)

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.errors import SessionError
 from foreplan.lower.program import Program
+from foreplan.ops.collective import Begin, Finish
 from foreplan.planner import buffers
 from foreplan.planner.plan import Buffer, Plan
 from foreplan.runtime.engine import Memory
@@ -37,6 +38,7 @@ class Poison:
             if buffer.upper < len(plan.steps) and not self._taken_in_place(buffer):
                 region = regions[buffer.region]
                 self.dead_after[buffer.upper - 1].append(region[buffer.offset : buffer.offset + buffer.nbytes])
+        self.arriving = _arriving(program, plan)
         self.unused_at_start = [gap for region, used in zip(regions, starting) for gap in _gaps(region, used)]
 
     def _taken_in_place(self, buffer: Buffer) -> bool:
@@ -67,13 +69,16 @@ class Poison:
             span.fill(POISON)
 
     def _margins(self, step: int) -> Iterator[Memory]:
-        """Up to MARGIN bytes on both sides of each output and of the workspace, where nothing may be written."""
+        """Up to MARGIN bytes on both sides of each output and of the workspace, where nothing may be written; what
+        arrives from other ranks meanwhile has its place.
+        """
         planned = self.plan.steps[step]
         action, values = self.program.actions[planned.action], self.program.values
         spans = [
             (values[v].region, offset, offset + values[v].nbytes) for v, offset in zip(action.writes, planned.writes)
         ]
         spans.append((action.workspace_region, planned.workspace, planned.workspace + action.workspace))
+        spans += self.arriving.get(step, ())
         for index, memory in enumerate(self.regions):
             written = sorted((low, high) for region, low, high in spans if region == index and low < high)
             for i, (low, high) in enumerate(written):
@@ -81,6 +86,22 @@ class Poison:
                 ceiling = written[i + 1][0] if i + 1 < len(written) else len(memory)
                 yield memory[max(floor, low - MARGIN) : low]
                 yield memory[high : min(ceiling, high + MARGIN)]
+
+
+def _arriving(program: Program, plan: Plan) -> dict[int, list[tuple[int, int, int]]]:
+    """By step, the places where something may arrive from other ranks while it runs: region, first byte, last byte."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    under_way: dict[int, tuple[int, int, int]] = {}  # by value
+    for number, step in enumerate(plan.steps):
+        action, call = program.actions[step.action], program.calls[step.action]
+        if isinstance(call.op, Finish):
+            under_way.pop(call.inputs[0].value, None)
+        if under_way:
+            found[number] = list(under_way.values())
+        if isinstance(call.op, Begin) and not call.op.wait:
+            value, offset = action.writes[0], step.writes[0]
+            under_way[value] = (program.values[value].region, offset, offset + program.values[value].nbytes)
+    return found
 
 
 def _gaps(region: Memory, used: Sequence[tuple[int, int]]) -> Iterator[Memory]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.arguments import MOST_THREADS, flag, instance, whole
-from foreplan.errors import InputError, SessionError, TargetError
+from foreplan.errors import InputError, SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info
@@ -104,11 +104,6 @@ class Session(Kept):
         if update is not None:
             update.verify(program, plan)
         self._info = engine_info(program.target)
-        if program.is_stage and self._info.on_card:
-            raise TargetError(
-                f"stages run on the targets numpy and cpu so far, and this one was planned for {program.target}, where "
-                "they are estimated: compile it for cpu to run it"
-            )
         way = "call by call" if poison or not capture else "as one graph"
         self._world = check_alike(program, plan, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update

@@ -60,11 +60,11 @@ class Share(NamedTuple):
 
     Attributes:
         number: which share, from 0 on.
-        total: how many there are. Ranks take the same one that compute parts of one model, or are its stages.
+        shares: how many there are. Ranks take the same one that compute parts of one model, or are its stages.
     """
 
     number: int
-    total: int
+    shares: int
 
 
 def share_of(program: Program, world: World) -> Share:
@@ -115,16 +115,17 @@ def tell(message: str, show: Callable[[], None] | None = None, of_ranks: bool = 
     from foreplan.runtime.ranks import current
     from foreplan.runtime.ranks.launch import PATIENCE, begun
 
+    rank = rank_of_job()
+    if rank == 0 and show is not None:
+        show()
+    elif rank == 0:
+        echo(f"error: {message}", err=True)
     if of_ranks:
         with suppress(TargetError):  # there is nothing by which they could
             current()
-    rank, world = rank_of_job(), begun()
+    world = begun()
     note = hashlib.blake2b(message.encode(errors="backslashreplace"), digest_size=16).digest()
     if rank == 0:
-        if show is None:
-            echo(f"error: {message}", err=True)
-        else:
-            show()
         if world is not None:
             world.meet(note, PATIENCE)
         return

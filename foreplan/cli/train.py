@@ -126,9 +126,9 @@ def train(
     else:
         samples, batch = samples_in(compiled.program, arrays, data)
     share = share_of(compiled.program, world)
-    size = batch * micro_batches * share.total
+    size = batch * micro_batches * share.shares
     if samples < size:
-        takes = _takes(batch, micro_batches, share.total, world, samples)
+        takes = _takes(batch, micro_batches, share.shares, world, samples)
         raise UsageError(f"{data!r} has {samples} samples, and a step {takes}")
     quiet = as_json or world.rank > 0
     if not quiet:

@@ -71,7 +71,7 @@ class Validation:
         """
         for size in dict.fromkeys(self.sizes):
             steps = [step for step, each in enumerate(self.sizes) if each == size]
-            for first in range(0, len(steps), self.share.total):
+            for first in range(0, len(steps), self.share.shares):
                 yield steps[min(first + self.share.number, len(steps) - 1)]
 
 

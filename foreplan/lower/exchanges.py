@@ -89,8 +89,14 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
     return cluster_of(profile, ranks, link=inside, between=between)
 
 
-def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
-    """The predicted time of an exchange; of a message over the link that it crosses, its sender's side has it."""
+def exchange_nanoseconds(op: Begin, inputs: Types, links: str, profile: DeviceProfile) -> int:
+    """The predicted time of an exchange; of a message over the link that it crosses, its sender's side has it.
+
+    Args:
+        links: see `cluster_from`.
+        profile: of the devices.
+    """
+    cluster = cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
     if isinstance(op, BeginReceive):
         return 0
     if isinstance(op, BeginSend):

@@ -10,7 +10,7 @@ from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
-from foreplan.lower.exchanges import cluster_from, exchange_nanoseconds
+from foreplan.lower.exchanges import exchange_nanoseconds
 from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
@@ -257,8 +257,7 @@ class _Lowering:
     def price(self, op: Op, kernel: Candidate, reads: Sequence[Window], writes: Sequence[Window]) -> int:
         """The time of a kernel; of an exchange, that of the links between ranks."""
         if isinstance(op, Begin):
-            cluster = cluster_from(self.links, self.target.profile, op.ranks * op.stride).group(op.stride)
-            return exchange_nanoseconds(op, [x.type for x in reads], cluster)
+            return exchange_nanoseconds(op, [x.type for x in reads], self.links, self.target.profile)
         return self.target.price(op, kernel, reads, writes)
 
     def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:

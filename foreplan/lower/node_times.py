@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from foreplan.graph import Builder, Node, Op, TensorType, Window
 from foreplan.graph.op import Types
+from foreplan.lower.exchanges import exchange_nanoseconds
 from foreplan.lower.target import Target
+from foreplan.ops.collective import Begin
 
 
 class NodeTimes:
     """What nodes take on a target: each by its fastest kernel, on dense tensors. An op without a kernel takes what the
-    ops of its decomposition take, and one that has none either what the roofline says of it.
+    ops of its decomposition take, and one that has none either what the roofline says of it. An exchange takes what
+    links take.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, links: str = "") -> None:
+        self.target, self.links = target, links
         self.known: dict[tuple[Op, tuple[TensorType, ...]], int] = {}
 
     def __call__(self, node: Node) -> int:
@@ -28,6 +31,8 @@ class NodeTimes:
 
     def _predicted(self, op: Op, inputs: Types, outputs: Types) -> int:
         target = self.target
+        if isinstance(op, Begin):
+            return exchange_nanoseconds(op, inputs, self.links, target.profile)
         reads, writes = [Window.dense(x) for x in inputs], [Window.dense(y) for y in outputs]
         kernels = target.kernels(op, reads, writes)
         if kernels:

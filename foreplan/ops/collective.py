@@ -356,6 +356,8 @@ class Begin(Collective):
     """Begins an exchange. Its result has the place of what will arrive, which is there when `finish_exchange` has run;
     until then, what is sent stays as it is.
 
+    Inputs: what is sent, and others that are only to be there before.
+
     Attributes:
         kind: which exchange: all_gather, all_to_all, broadcast or shift.
         peer: the rank from which a broadcast comes, or how many ranks further a shift goes.
@@ -378,8 +380,10 @@ class Begin(Collective):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of what will arrive."""
+        if not inputs:
+            raise ShapeError("begin_exchange takes what is sent, and got nothing")
         whole: Exchange = self.among(AllGather) if self.kind == _ALL_GATHER else self.among(Broadcast)
-        return (self.among(AllToAll) if self.kind == _ALL_TO_ALL else whole).infer(inputs)
+        return (self.among(AllToAll) if self.kind == _ALL_TO_ALL else whole).infer(inputs[:1])
 
     def sent(self, x: TensorType) -> int:
         """Bytes that a rank sends of a tensor, and bytes that arrive, by algorithms that send nothing twice: of a

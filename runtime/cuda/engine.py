@@ -23,6 +23,7 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     Launch,
     LaunchKernel,
+    Message,
     Multiply,
     holding,
 )
@@ -83,7 +84,7 @@ class CudaBound:
         """Execute the plan once, call by call, with `watch` called around every step.
 
         The card is held back until a step's calls are queued: what a step takes is then the card's time alone. An
-        exchange ends in the step that begins it.
+        exchange ends in the step that begins it, and a message in that which waits for it.
         """
         start, end = self.card.event(), self.card.event()
         for i, (hold, calls) in enumerate(zip(self._holds, self.of_step)):
@@ -162,14 +163,14 @@ class CudaBound:
         if isinstance(instruction, Choose):
             group = self._links.world.group(len(instruction.choices), instruction.stride)
             instruction = instruction.choices[group.rank]
-        if isinstance(instruction, Exchange | Await):
+        if isinstance(instruction, Exchange | Message | Await):
             return self._links.bind(instruction, where)
         return ready(self.card, instruction, where, self._code(instruction))
 
     @cached_property
     def _links(self) -> Links:
         """What goes between ranks."""
-        return Links(self.card)
+        return Links(self.card, self.program)
 
     def _code(self, instruction: Instruction) -> bytes | None:
         """The machine code of a launch, where the program has it."""

@@ -281,8 +281,35 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Message:
+    """One side of a message to one other rank, by NCCL, which begins as an `Exchange` does.
+
+    Attributes:
+        sends: whether this rank sends.
+        own, peer: the numbers in their group of this rank and of the other one.
+        content: what is sent, or where it arrives, and `nbytes` its bytes.
+        target: where an `Await` looks for it.
+        ranks, stride: see `foreplan.ops.collective.Collective`.
+    """
+
+    sends: bool
+    own: int
+    peer: int
+    content: Address
+    target: Address
+    nbytes: int
+    ranks: int
+    stride: int
+
+    @property
+    def way(self) -> tuple[int, int]:
+        """From whom to whom."""
+        return (self.own, self.peer) if self.sends else (self.peer, self.own)
+
+
+@dataclass(frozen=True)
 class Await:
-    """Later work waits for the exchange that arrives at a place."""
+    """Later work waits for the exchange or the message that arrives at a place."""
 
     target: Address
 
@@ -299,7 +326,7 @@ class Choose:
     stride: int
 
 
-Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Await | Choose
+Instruction = Launch | Copy | Clear | Execute | Multiply | Exchange | Message | Await | Choose
 
 
 @dataclass(frozen=True)
@@ -343,6 +370,8 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
         return replace(each, arguments=tuple(words))
     if isinstance(each, Copy | Exchange):
         return replace(each, target=moved(each.target), source=moved(each.source))
+    if isinstance(each, Message):
+        return replace(each, target=moved(each.target), content=moved(each.content))
     if isinstance(each, Clear | Await):
         return replace(each, target=moved(each.target))
     if isinstance(each, Choose):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from foreplan.runtime.cuda.launch import Address, Await, Exchange
+from foreplan.lower.program import Program
+from foreplan.ops.point_to_point import BeginMessage, BeginSend
+from foreplan.runtime.cuda.launch import Address, Await, Exchange, Message
 from foreplan.runtime.cuda.libraries.driver import Card
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import World, current
-from foreplan.runtime.ranks.nccl import communicator
+from foreplan.runtime.ranks.nccl import Link, Way, communicator, ways
+from foreplan.runtime.ranks.stages import stages_of
 
 
 class Links:
@@ -19,22 +22,45 @@ class Links:
         world: the ranks; those of the thread that binds.
     """
 
-    def __init__(self, card: Card) -> None:
-        self.card = card
+    def __init__(self, card: Card, program: Program) -> None:
+        self.card, self.program = card, program
         self.world: World = current()
+        self._ways: Mapping[Way, Link] | None = None  # to other stages
         self._ends: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
 
-    def bind(self, instruction: Exchange | Await, where: Callable[[Address], int]) -> Run:
+    def bind(self, instruction: Exchange | Message | Await, where: Callable[[Address], int]) -> Run:
         """One instruction as a call. Those of a plan are bound in their order.
 
         Raises:
-            TargetError: see `foreplan.runtime.ranks.nccl.communicator`.
+            TargetError: see `foreplan.runtime.ranks.nccl`.
         """
         target = where(instruction.target)
         if isinstance(instruction, Await):
             return self._ends.pop(target)
+        if isinstance(instruction, Message):
+            if not instruction.nbytes:
+                return self._ends.setdefault(target, _nothing)
+            if self._ways is None:
+                self._ways = self._made()
+            link = self._ways[instruction.way]
+            move = partial(link.send if instruction.sends else link.receive, where(instruction.content))
+            begin, self._ends[target] = self.card.exchanging(partial(move, instruction.nbytes), instruction.way)
+            return begin
         group, source = self.world.group(instruction.ranks, instruction.stride), where(instruction.source)
         nccl = communicator(group, self.card)
         call = partial(nccl.exchange, instruction.kind, instruction.peer, source, target, instruction.nbytes)
         begin, self._ends[target] = self.card.exchanging(call)
         return begin
+
+    def _made(self) -> Mapping[Way, Link]:
+        """The links to other stages. All ranks make them at the same time."""
+        found = set[Way]()
+        for call in self.program.calls:
+            if isinstance(call.op, BeginMessage):
+                ends = (call.op.own, call.op.peer)
+                found.add(ends if isinstance(call.op, BeginSend) else ends[::-1])
+        return ways(stages_of(self.world, self.program), self.card, found)
+
+
+def _nothing() -> None:
+    """What a message without bytes takes."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from foreplan.calibration import Table
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin
+from foreplan.ops.point_to_point import BeginMessage, BeginSend
 from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
@@ -27,14 +29,35 @@ def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     libraries = libraries_of(half.calls[step.action].kernel for half, planned in halves for step in planned.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
     begun = [call.op for half, _ in halves for call in half.calls if isinstance(call.op, Begin)]
-    peers = max((_peers(op, device) for op in begun), default=None)
-    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table, peers)
+    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table, connected(begun, device))
+
+
+class Connected(NamedTuple):
+    """What a card has of NCCL.
+
+    Attributes:
+        groups: communicators of cards that exchange among all of them.
+        peers: other cards that this one sends to, or gets from, by itself.
+    """
+
+    groups: int = 0
+    peers: int = 0
+
+
+ALONE = Connected()
+
+
+def connected(begun: Sequence[Begin], device: Device) -> Connected:
+    """What exchanges take: those of one group share a communicator, and each way of messages has its own."""
+    groups = {(op.ranks, op.stride) for op in begun if not isinstance(op, BeginMessage)}
+    ways = {(op.peer, isinstance(op, BeginSend)) for op in begun if isinstance(op, BeginMessage)}
+    return Connected(len(groups), max((_peers(op, device) for op in begun), default=0) + len(ways))
 
 
 def _peers(op: Begin, device: Device) -> int:
-    """Cards of the same node that one sends to or gets from by itself; other exchanges go around rings."""
+    """Cards of the same node that a collective sends to by itself; others go around rings."""
     others = min(op.ranks, device.per_node or op.ranks) - 1
-    return {"all_to_all": others, **dict.fromkeys(("shift", "send", "receive"), min(2, others))}.get(op.kind, 0)
+    return {"all_to_all": others, "shift": min(2, others)}.get(op.kind, 0)
 
 
 def outside_arena(
@@ -44,7 +67,7 @@ def outside_arena(
     libraries: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     table: Table | None = None,
-    peers: int | None = None,
+    nccl: Connected = ALONE,
 ) -> tuple[Part, ...]:
     """The memory that a session holds on a card besides its arena; nvidia-smi shows the sum.
 
@@ -55,7 +78,7 @@ def outside_arena(
         libraries: those of LIBRARIES that the step calls.
         versions: known ones, of `driver`, `cuda`, `cudnn` and `cupy`.
         table: by default the calibrations that come with foreplan, and the user's.
-        peers: other cards that this one sends to by itself; None: it exchanges nothing.
+        nccl: what it has of NCCL.
 
     Raises:
         TargetError: the user's calibrations cannot be read.
@@ -83,7 +106,7 @@ def outside_arena(
         part("context", "context_bytes"),
         part("code of kernels", "code_bytes"),
         *(part(name, f"{name}_bytes") for name in LIBRARIES if name in libraries),
-        *([] if peers is None else [part("nccl", "nccl_bytes")]),
-        *([part("nccl's buffers for others", "nccl_bytes_per_peer", peers)] if peers else []),
+        *([part("nccl", "nccl_bytes", nccl.groups)] if nccl.groups else []),
+        *([part("nccl's buffers for others", "nccl_bytes_per_peer", nccl.peers)] if nccl.peers else []),
         part("captured graph", "graph_bytes_per_launch", launches),
     )

@@ -42,6 +42,8 @@ class Exchanges:
         if isinstance(op, BeginMessage):
             arrives = isinstance(op, BeginReceive)
             move, content = (group.receive, outputs[0]) if arrives else (group.send, inputs[0])
+            if not content.size:
+                return partial(self._begin, lambda: self.world.poll, _address(outputs[0]))
             return partial(self._begin, partial(move, op.peer, op.time, _bytes(content)), _address(outputs[0]))
         assert isinstance(op, Begin), op
         begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]))

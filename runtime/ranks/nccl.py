@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,9 @@ from foreplan.runtime.ranks.world import World
 
 NAME = "nccl"  # of its kernels in plans
 INSTALL = "`pip install 'foreplan[cuda13]'` brings it, or 'foreplan[cuda12]' for a driver older than 580"
+
+
+Way = tuple[int, int]  # from one rank to another
 
 
 class OnBus(Protocol):
@@ -42,25 +45,8 @@ class Nccl:
         """
         self.rank, self.size = world.rank, world.size
         self.library, self.version = _agreed(world, card)
-        identity, failed = None, ""
-        if self.rank == 0:
-            try:
-                identity = self.library.get_unique_id()
-            except RuntimeError as error:
-                failed = str(error)
-        identity, failed = world.gather((identity, failed))[0]
-        try:
-            if failed:
-                raise RuntimeError(f"rank 0: {failed}")
-            card.use()
-            self.comm = self.library.NcclCommunicator(self.size, identity, self.rank)
-        except RuntimeError as error:
-            raise TargetError(
-                f"NCCL {self.version} cannot connect {self.size} ranks: {error}; with NCCL_DEBUG=INFO in the "
-                "environment it says why"
-            ) from None
-        # It is never destroyed: that would wait, at the end of the process, for each graph with a call of it.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.comm))
+        identity = _identity(self.library) if self.rank == 0 else None
+        self.comm = _connected(self.library, card, self.size, world.gather(identity)[0], self.rank)
 
     def exchange(self, kind: str, peer: int, source: int, into: int, nbytes: int, stream: int) -> None:
         """Queue an exchange on a stream.
@@ -100,7 +86,75 @@ class Nccl:
             self.library.groupEnd()
 
 
+class Link:
+    """What goes from one card to one other, in its order: a communicator of these two."""
+
+    def __init__(self, library: Any, comm: Any) -> None:
+        self.byte, self.comm = library.NCCL_UINT8, comm
+
+    def send(self, source: int, nbytes: int, stream: int) -> None:
+        """Queue that bytes at an address go to the other card."""
+        self.comm.send(source, nbytes, self.byte, 1, stream)
+
+    def receive(self, into: int, nbytes: int, stream: int) -> None:
+        """Queue that bytes from the other card arrive at an address."""
+        self.comm.recv(into, nbytes, self.byte, 0, stream)
+
+
+def _identity(library: Any) -> tuple[Any, str]:
+    """What those who connect name each other by; or why there is none."""
+    try:
+        return library.get_unique_id(), ""
+    except RuntimeError as error:
+        return None, str(error)
+
+
+def _connected(library: Any, card: OnBus, size: int, identity: tuple[Any, str], rank: int) -> Any:
+    """A communicator.
+
+    Raises:
+        TargetError: they cannot reach one another.
+    """
+    name, failed = identity
+    try:
+        if failed:
+            raise RuntimeError(f"rank 0: {failed}")
+        card.use()
+        comm = library.NcclCommunicator(size, name, rank)
+    except RuntimeError as error:
+        raise TargetError(
+            f"NCCL {_told(library.get_version())} cannot connect {size} ranks: {error}; with NCCL_DEBUG=INFO in the "
+            "environment it says why"
+        ) from None
+    # It is never destroyed: that would wait, at the end of the process, for each graph with a call of it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
+    return comm
+
+
 _made: WeakKeyDictionary[World, Nccl] = WeakKeyDictionary()
+_links: WeakKeyDictionary[World, dict[Way, Link]] = WeakKeyDictionary()
+
+
+def ways(world: World, card: OnBus, own: Collection[Way]) -> Mapping[Way, Link]:
+    """The links of a rank with others, each for one direction, so that none waits for what goes another way. Each is
+    made once; all ranks call it at the same time.
+
+    Args:
+        own: those that this rank has an end of.
+
+    Raises:
+        TargetError: see `communicator`.
+    """
+    made = _links.setdefault(world, {})
+    every = sorted(set().union(*world.gather(set(own).difference(made))))
+    if not every:
+        return made
+    library, _ = _agreed(world, card)
+    names = world.gather({way: _identity(library) for way in every if way[0] == world.rank})
+    for way in every:  # in one order, so that none waits for another in a circle
+        if world.rank in way:
+            made[way] = Link(library, _connected(library, card, 2, names[way[0]][way], way.index(world.rank)))
+    return made
 
 
 def communicator(world: World, card: OnBus) -> Nccl:

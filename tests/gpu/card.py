@@ -21,6 +21,7 @@ from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply, Source
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.table import OWN
 from foreplan.runtime.cuda.target import CudaTarget
+from foreplan.runtime.ranks.world import comes_true
 from tests.gpu.compiled import compile_all, function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
@@ -92,6 +93,20 @@ class Hold:
         self.event.reach(self.count)
 
 
+class Transfer:
+    """A side of a message between two cards in their queues: it moves when the other side has come to it, too."""
+
+    def __init__(self, blocked: Callable[[], bool], move: Run) -> None:
+        self.blocked, self.move = blocked, move
+
+    @property
+    def blocks(self) -> bool:
+        return self.blocked()
+
+    def __call__(self) -> None:
+        self.move()
+
+
 class FakeCard:
     """What `foreplan.runtime.cuda.libraries.driver.Card` says.
 
@@ -101,7 +116,7 @@ class FakeCard:
         marked: events that were recorded since a capture began.
         open: those of them that the first queue must still wait for.
         eager: whether queues but the first run as early as they may.
-        stream: what NCCL is told: the place of exchanges.
+        stream: what NCCL is told: the place of exchanges; those of ways to other cards are next to it.
         crossed: copies that have run beside, by their target.
         live: bytes of device memory that are allocated.
         done: names of what was asked for, in order.
@@ -117,7 +132,8 @@ class FakeCard:
     def __init__(self, reverse: bool = False, total: int = 1 << 30, eager: bool = False) -> None:
         self.reverse, self.total, self.eager = reverse, total, eager
         self.live = 0
-        self.queues: tuple[list[Run], ...] = ([], [], [])
+        self.queues: list[list[Run]] = [[], [], []]
+        self.ways: list[tuple[int, int] | None] = [None]  # of the queues from the third one on
         self.marked: set[FakeEvent] = set()
         self.open: set[FakeEvent] = set()
         self.stream = id(self)
@@ -198,9 +214,20 @@ class FakeCard:
             self._run_ahead()
 
     def _run_ahead(self) -> None:
-        for queue in self.queues[COPIES:] if self.eager else ():
+        for queue in self.queues[COPIES : LINKS + 1] if self.eager else ():
             while queue and not (isinstance(hold := queue[0], Hold) and hold.blocks):
                 queue.pop(0)()
+        if self.eager:
+            self.go_between()
+
+    def go_between(self) -> bool:
+        """Let queues of ways to other cards go on as far as they can, each by itself; whether one has."""
+        gone = False
+        for queue in self.queues[LINKS + 1 :]:
+            while queue and not (isinstance(queue[0], Hold | Transfer) and queue[0].blocks):
+                queue.pop(0)()
+                gone = True
+        return gone
 
     def captured(self, calls: Iterable[Run]) -> Run:
         self.done.append("capture")
@@ -234,13 +261,21 @@ class FakeCard:
     def use(self) -> None:
         pass
 
-    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
-        begun, done = FakeEvent(self, MAIN), FakeEvent(self, LINKS)
+    def queue_at(self, stream: int) -> int:
+        """The queue that has an address as a stream."""
+        return LINKS + stream - self.stream
+
+    def exchanging(self, queueing: Callable[[int], object], way: tuple[int, int] | None = None) -> tuple[Run, Run]:
+        if way not in self.ways:
+            self.ways.append(way)
+            self.queues.append([])
+        number = self.ways.index(way)
+        begun, done = FakeEvent(self, MAIN), FakeEvent(self, LINKS + number)
 
         def begin() -> None:
             begun.record()
-            self._hold(begun, LINKS)
-            queueing(self.stream)
+            self._hold(begun, LINKS + number)
+            queueing(self.stream + number)
             done.record()
             if self.recording is not None:
                 self.open.add(done)
@@ -253,6 +288,9 @@ class FakeCard:
         self._hold(event, MAIN)
 
     def run_next(self, queue: int = MAIN) -> None:
+        if queue > LINKS:  # it goes on beside the others
+            assert comes_true(lambda: self.go_between(), 60), f"{self.ways[queue - LINKS]}: the other side never came"
+            return
         waiting = self.queues[queue]
         if isinstance(hold := waiting[0], Hold):
             hold()  # nothing overtakes it meanwhile

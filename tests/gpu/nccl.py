@@ -18,7 +18,8 @@ import pytest
 from foreplan.runtime import session
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.ranks import current, nccl
-from tests.gpu.card import LINKS, FakeCard
+from foreplan.runtime.ranks.world import comes_true
+from tests.gpu.card import LINKS, FakeCard, Transfer
 from tests.ranks.threads import Meeting, Thread, run
 
 Result = TypeVar("Result")
@@ -57,7 +58,7 @@ class FakeNccl:
 
     def get_unique_id(self) -> bytes:
         self.identities += 1
-        return bytes([current().rank, *range(127)])  # only the first rank of each group is asked
+        return bytes([current().rank, self.identities, *range(126)])  # one rank of those who connect is asked
 
     def groupStart(self) -> None:
         assert self.group is None
@@ -72,8 +73,8 @@ class FakeNccl:
         self.card.enqueue(partial(communicator.transfer, [each[1:] for each in group]), LINKS)
 
     def NcclCommunicator(self, size: int, identity: bytes, rank: int) -> Communicator:
-        assert identity[1:] == bytes(range(127))
-        meeting = self.meeting.group(identity[0], size, -1 - len(self.communicators))
+        assert identity[2:] == bytes(range(126))
+        meeting = self.meeting.group(identity[0], size, -identity[1])
         self.communicators.append(Communicator(self, meeting, rank))
         return self.communicators[-1]
 
@@ -83,13 +84,18 @@ class Communicator:
 
     def __init__(self, library: FakeNccl, meeting: Meeting, rank: int) -> None:
         self.library, self.meeting, self.rank = library, meeting, rank
-        self.calls = 0
+        self.calls = self.moved = 0
 
     def met(self, given: object) -> list[Any]:
-        """What all ranks give for this piece of work."""
+        """What all ranks give for this piece of work. Until all have come, messages go on."""
         call, self.calls = self.calls, self.calls + 1
         self.meeting.give(call, self.rank, given)
+        assert comes_true(partial(self._here, call), 60), f"call {call}: only {sorted(self.meeting.given[call])} came"
         return self.meeting.take(call)
+
+    def _here(self, call: int) -> bool:
+        self.library.card.go_between()
+        return len(self.meeting.given[call]) == self.meeting.size
 
     def transfer(self, group: list[tuple[str, int, np.ndarray]]) -> None:
         """Sends and receives: between two ranks, in their order."""
@@ -127,10 +133,33 @@ class Communicator:
 
     def _grouped(self, name: str, peer: int, at: int, count: int, type: int, stream: int) -> None:
         library = self.library
-        assert type == library.NCCL_UINT8 and stream == library.card.stream
-        assert library.group is not None, "a call alone would wait for a rank that waits for this one"
+        assert type == library.NCCL_UINT8
         library.log.append((name, count, (peer - self.rank) % self.meeting.size))
+        if stream != library.card.stream:
+            self._between(name, peer, memory(at, count), stream)
+            return
+        assert library.group is not None, "a call alone would wait for a rank that waits for this one"
         library.group.append((self, name, peer, memory(at, count)))
+
+    def _between(self, name: str, peer: int, x: np.ndarray, stream: int) -> None:
+        """One way between two cards, on a stream of its own: each call ends when both sides have come to it."""
+        assert self.meeting.size == 2 and peer == 1 - self.rank and self.library.group is None
+        assert (name == "send") == (self.rank == 0), "the other way has another communicator"
+        sides = self.meeting.given
+
+        def blocked() -> bool:
+            own = sides.setdefault(self.moved, {})
+            own.setdefault(name, x)
+            return ("moved" if name == "send" else "send") not in own
+
+        def move() -> None:
+            if name == "recv":
+                sides[self.moved]["recv"][...] = sides[self.moved]["send"]
+                sides[self.moved]["moved"] = True
+            self.moved += 1
+
+        card = self.library.card
+        card.enqueue(Transfer(blocked, move), card.queue_at(stream))
 
     def send(self, source: int, count: int, type: int, peer: int, stream: int) -> None:
         self._grouped("send", peer, source, count, type, stream)

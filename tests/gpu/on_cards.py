@@ -14,9 +14,10 @@ import foreplan as fp
 from foreplan.runtime.ranks import World, current
 from tests.gpu.exchanges import given, kinds, of_one
 from tests.ranks.threads import run
-from tests.ranks.training import batches_for, own_part
+from tests.ranks.training import Batch, batches_for, own_part
 
-STEPS = 5
+STEPS, MICRO_BATCHES = 5, 4
+STAGED = "mlp:width=512,layers=3,batch=8"
 
 
 def wrong_collectives(world: World) -> list[str]:
@@ -62,7 +63,37 @@ def trained(world: World, shard: str) -> dict[str, Any]:
     return {"losses": losses, "alike": len({tuple(sorted(each.items())) for each in world.gather(weights)}) == 1}
 
 
-TASKS: dict[str, Callable[..., Any]] = {"collectives": wrong_collectives, "training": trained}
+def in_stages(world: World) -> dict[str, list[float]]:
+    """Losses of a step in stages, one on each card: captured, call by call, and of a trace."""
+    step = fp.compile(
+        fp.models.build(STAGED),
+        fp.losses.cross_entropy,
+        fp.optim.Momentum(0.01),
+        target="cuda",
+        accumulate=MICRO_BATCHES,
+        ranks=world.size,
+        stages=world.size,
+        stage=world.rank,
+    )
+    names = [slot.name for slot in step.program.required_inputs]
+    batches = [{name: batch[name] for name in names} for batch in micro_batches()]
+    losses = {}
+    for way, how in (("captured", {}), ("call by call", {"capture": False})):
+        session = step.bind(seed=1, **how)  # type: ignore[arg-type]
+        losses[way] = [session.step(batch).loss for batch in batches]
+    traced = step.bind(seed=1)
+    losses["traced"] = [traced.trace(batch)[0].loss for batch in batches]
+    return losses  # type: ignore[return-value]
+
+
+def micro_batches() -> list[Batch]:
+    """What the steps in stages take, the same on all ranks and in one process."""
+    step = fp.compile(fp.models.build(STAGED), fp.losses.cross_entropy, fp.optim.SGD(0.01), target="numpy")
+    samples = MICRO_BATCHES * step.program.required_inputs[0].operand.type.shape[0]
+    return [own_part(batch, 0, 1, MICRO_BATCHES) for batch in batches_for(step, samples, STEPS)]
+
+
+TASKS: dict[str, Callable[..., Any]] = {"collectives": wrong_collectives, "training": trained, "stages": in_stages}
 
 
 def main(task: str, *words: str) -> None:

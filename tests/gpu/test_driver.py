@@ -7,6 +7,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,11 +141,12 @@ def test_copies_beside_have_a_stream_of_their_own_that_is_made_when_it_is_needed
 
 def test_exchanges_have_a_stream_of_their_own_and_events_keep_the_order() -> None:
     said: list[tuple[object, ...]] = []
+    numbers = count(8)
 
     class Stream:
         def __init__(self, non_blocking: bool) -> None:
             assert non_blocking
-            self.ptr = 8
+            self.ptr = next(numbers)
 
         def wait_event(self, event: object) -> None:
             said.append(("wait", self.ptr, event))
@@ -179,8 +181,12 @@ def test_exchanges_have_a_stream_of_their_own_and_events_keep_the_order() -> Non
         ]
         assert begun is not done
         said.clear()
+    begin, _ = card.exchanging(lambda stream: said.append(("exchange", stream)), (0, 1))
+    begin()
+    assert said[2] == ("exchange", 9), "another stream"
+    said.clear()
     card.settle()
-    assert said == [("record", 8), ("wait", 7, "all of it")]
+    assert said == [("record", 8), ("wait", 7, "all of it")], "a way to another card is not waited for"
 
 
 AXPY = """

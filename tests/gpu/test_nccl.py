@@ -27,6 +27,8 @@ from tests.gpu.check import made
 from tests.gpu.compiled import needs_gcc
 from tests.gpu.exchanges import given, kinds, of_one
 from tests.gpu.nccl import Call, FakeNccl, on_cards
+from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone
+from tests.ranks.test_stage_groups import of_replica
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import Trained, assert_close, assert_same, batches_for, own_part, trained
 
@@ -361,3 +363,39 @@ def test_cupys_nccl_takes_what_it_is_given() -> None:
     for kind in collective.EXCHANGES:
         with pytest.raises(RuntimeError, match="NCCL_ERROR_INVALID_ARGUMENT"):
             unconnected.exchange(kind, 3, 1 << 46, 1 << 45, 1 << 40, 1 << 44)
+
+
+STAGES: dict[str, tuple[int, dict[str, Any]]] = {
+    "2": (2, {}),
+    "3": (3, {}),
+    "2 of 2": (2, {"ranks": 4}),
+    "2 of 2, in parts": (2, {"ranks": 4, "shard": "parameters"}),
+    "2 of 4, products in parts": (2, {"ranks": 8, "tensor": 2, "shard": "state"}),
+}
+
+
+@needs_gcc
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_train_as_one_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, card: Callable[[], FakeCard], how: dict[str, bool]
+) -> None:
+    """Each way between two cards has a communicator and a stream of its own."""
+    stages, options = STAGES[name]
+    ranks, tensor = options.get("ranks", stages) // stages, options.get("tensor", 1)
+    optimizer = optim.Momentum(0.1)
+    alone, batches = trained_alone(gpt(ranks // tensor), 3, steps=3, optimizer=optimizer)
+    steps = compiled_stages(gpt(1), stages, 3, optimizer=optimizer, target=TARGET, **options)
+
+    def job(world: Thread, library: FakeNccl) -> Trained:
+        step = steps[world.rank // ranks]
+        session = step.bind(seed=1, **how)
+        names = [slot.name for slot in step.program.required_inputs]
+        own = [of_replica(batch, world.rank % ranks // tensor, ranks // tensor, 1) for batch in batches]
+        losses = [session.step({name: batch[name] for name in names}).loss for batch in own]
+        ends = {each.rank for each in library.communicators if each.meeting.size == 2 and each.moved}
+        assert ends == {0, 1}, "it sends and receives"
+        return Trained(losses, dict(session.stored), [], session.allocated_bytes)
+
+    assert_as_alone(on_cards(monkeypatch, stages * ranks, job, card), alone, 1e-4)

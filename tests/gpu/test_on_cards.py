@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan import losses, optim
+from foreplan import compile, losses, optim
 from foreplan.models import build
 from foreplan.runtime.cuda.libraries.driver import CupyCard
 from tests.gpu.on_card import opened_or_skipped
-from tests.gpu.on_cards import STEPS
+from tests.gpu.on_cards import MICRO_BATCHES, STAGED, STEPS, micro_batches
 from tests.ranks.training import trained
 
 CARD = opened_or_skipped()
@@ -64,3 +64,13 @@ def test_ranks_train_as_one_process(launcher: list[str], shard: str) -> None:
 
     (alone,) = trained(mlp, optim.AdamW(0.001), 1, 16 * RANKS, steps=STEPS, loss=losses.cross_entropy)
     np.testing.assert_allclose(first, alone.losses, rtol=1e-3)
+
+
+def test_stages_train_as_one_process(launcher: list[str]) -> None:
+    """One stage on each card: messages by NCCL."""
+    found, other = told(launcher, "stages")
+    first, *others = found.values()
+    assert others == [first] * 2 and other == found
+    step = compile(build(STAGED), losses.cross_entropy, optim.Momentum(0.01), target="numpy", accumulate=MICRO_BATCHES)
+    alone = step.bind(seed=1)
+    np.testing.assert_allclose(first, [alone.step(batch).loss for batch in micro_batches()], rtol=1e-3)

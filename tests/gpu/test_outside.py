@@ -131,9 +131,21 @@ def test_what_nccl_holds_grows_with_the_cards_of_a_node(ranks: int, shard: str, 
     options = {"ranks": ranks, "shard": shard} if ranks > 1 else {}
     step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), target="cuda:h100", **options)
     found = by_name(outside(step.program, step.plan, Use()))
-    assert found.get("nccl") == (None if peers is None else assumed["nccl_bytes"])
+    assert found.get("nccl") == (None if peers is None else align_up(assumed["nccl_bytes"], PAGE))
     buffers = found.get("nccl's buffers for others")
     assert buffers == (None if peers is None else align_up(peers * assumed["nccl_bytes_per_peer"], PAGE))
+
+
+def test_each_group_and_each_way_has_a_communicator() -> None:
+    """The middle one of three stages, of two cards each, has four ways to others; all stages exchange their loss, and
+    the two cards of each their gradients.
+    """
+    graph, assumed = fp.models.build("mlp:batch=4,width=40,layers=4"), calibrations().assumed
+    options = {"ranks": 6, "stages": 3, "stage": 1, "accumulate": 2, "target": "cuda:h100"}
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), **options)
+    found = by_name(outside(step.program, step.plan, Use()))
+    assert found["nccl"] == align_up(2 * assumed["nccl_bytes"], PAGE)
+    assert found["nccl's buffers for others"] == align_up(4 * assumed["nccl_bytes_per_peer"], PAGE)
 
 
 def test_both_halves_of_a_step_are_captured() -> None:

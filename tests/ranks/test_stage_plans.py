@@ -38,9 +38,10 @@ GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
 
 def staged(stages: int, micro_batches: int, model: Graph | None = None, **more: Any) -> Staged:
     """All stages of a small model."""
-    options = {"target": "numpy", "ranks": stages, "stages": stages, "accumulate": micro_batches} | more
+    usual: dict[str, Any] = {"loss": fp.losses.cross_entropy, "target": "numpy", "ranks": stages}
+    options = usual | {"stages": stages, "accumulate": micro_batches} | more
     graph = fp.models.build(GPT) if model is None else model
-    return Staged.of(graph, Options(fp.losses.cross_entropy, optim.AdamW(0.01), **options))
+    return Staged.of(graph, Options(optimizer=optim.AdamW(0.01), **options))
 
 
 def halves(found: Staged) -> list[tuple[Program, Plan]]:
@@ -93,6 +94,22 @@ def test_slow_links_make_a_step_longer() -> None:
     (tied,) = (value for value in fast.layout.graph.parameters if len(fast.layout.holders(value)) > 1)
     assert fast.run.stages[0].sent == 4 * nbytes + tied.type.nbytes + 4  # with the loss
     assert slow.run.nanoseconds >= 4 * nbytes * 1000  # all of it over the first link, a byte a microsecond
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slow"), [(4, {(1, 2), (2, 1)}), (8, {(0, 1), (1, 2), (2, 3), (1, 0), (2, 1), (3, 2)})]
+)
+def test_messages_take_the_links_that_they_cross(ranks: int, slow: set[tuple[int, int]]) -> None:
+    """In nodes of two cards: two stages of one rank each are in a node; of two ranks each, none are."""
+    found = staged(4, 2, alike(12), loss=None, ranks=ranks, links="1GB/s,0us*2+1MB/s,0us")
+    times: dict[tuple[int, int], set[float]] = {}
+    for step in found.steps:
+        for action, call in zip(step.program.actions, step.program.calls):
+            if isinstance(call.op, BeginSend):
+                rate = call.inputs[0].type.nbytes / action.nanoseconds
+                times.setdefault((call.op.own, call.op.peer), set()).add(round(rate, 6))
+    assert {way for way, rates in times.items() if max(rates) < 0.01} == slow
+    assert {way for way, rates in times.items() if min(rates) > 0.9} == times.keys() - slow
 
 
 @pytest.mark.parametrize(
@@ -206,7 +223,7 @@ def test_a_stage_on_another_rank() -> None:
         return compiled[1 - world.rank].bind()
 
     with pytest.raises(
-        SessionError, match=r"stages do not fit one another: rank 0 has stage 1 instead of stage 0.*its own stage"
+        SessionError, match=r"not fit one another: rank 0 has stage 1 instead of stage 0.*its own stage"
     ):
         run(2, job)
 

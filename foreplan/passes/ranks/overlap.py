@@ -35,8 +35,10 @@ class _Line:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
         # Of each exchange that others go on beside, which kind it is.
-        begun = [(node, node.op) for node in graph.nodes if isinstance(node.op, Begin) and type(node.op) is Begin]
-        self.kind = {node.outputs[0]: op.kind for node, op in begun if node.inputs[0].type.nbytes > SOON}
+        self.kind: dict[Value, str] = {}
+        for node in graph.nodes:
+            if type(node.op) is Begin and node.inputs[0].type.nbytes > SOON:
+                self.kind[node.outputs[0]] = node.op.kind
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
-from foreplan.graph.flat import Flat, Member
+from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import Group
 from foreplan.passes.ranks.inference import gathering, in_parts
@@ -59,7 +59,9 @@ class Storage:
         graph = _Stored(graph, self._theirs).run()
         own = {value.name: value for value in graph.stored if value.kind in _OWN}
         rows = [value for value in self.like if isinstance(value.init, Flat)]
-        graph = gathering(graph, [_bucket(graph, row, own) for row in rows])
+        reads, copies = {*graph.results, *(x for node in graph.nodes for x in node.inputs)}, narrow_copies(graph)
+        read = {name: value for name, value in own.items() if value in reads}
+        graph = gathering(graph, [_bucket(row, read, copies) for row in rows])
         rest = [value for value in graph.stored if value.kind not in _OWN]
         return replace(graph, stored=(*self.like, *rest))
 
@@ -95,18 +97,21 @@ def _whole(value: Value) -> TensorType:
     return value.init.type if isinstance(value.init, Sharded) else value.type
 
 
-def _bucket(graph: Graph, row: Value, own: Mapping[str, Value]) -> Bucket:
-    """A row of another step, with those of its tensors that a graph reads."""
-    assert isinstance(row.init, Flat)
-    reads = {*graph.results, *(x for node in graph.nodes for x in node.inputs)}
-    members: list[Member] = [each for each in row.init.members if own.get(each.name) in reads]
-    weights = tuple(own[each.name] for each in members)
-    copies = narrow_copies(graph)
+def _bucket(row: Value, read: Mapping[str, Value], copies: Mapping[Value, Value]) -> Bucket:
+    """A row of another step, with those of its tensors that are read.
+
+    Args:
+        read: weights, by name.
+        copies: their narrow copies, of those that are read through these alone.
+    """
+    lies = row.init
+    assert isinstance(lies, Flat)
+    members = tuple(each for each in lies.members if each.name in read)
+    weights = tuple(read[each.name] for each in members)
     narrow = tuple(copies[value] for value in weights if value in copies)
     alike = len(narrow) == len(weights) and len({value.dtype for value in narrow}) == 1
-    lies = row.init
     size = row.type.size * lies.ranks
-    return Bucket(weights, tuple(members), size, row, Group(lies.ranks, lies.stride), narrow if alike else ())
+    return Bucket(weights, members, size, row, Group(lies.ranks, lies.stride), narrow if alike else ())
 
 
 class _Stored:

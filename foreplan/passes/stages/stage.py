@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class _Stage:
         updates = {old: new for old, new in self.content.items() if old is not new}
         assert self.updating is not None
         updates |= self.updating.finish()
-        loss = self.shared_loss()
+        loss = self.shared_loss([new for old, new in updates.items() if old.kind is Kind.PARAMETER])
         return self.with_homes(self.b.finish({}, updates, loss), Phase(len(units) - 1, False))
 
     def with_homes(self, step: Graph, last: Phase) -> Graph:
@@ -273,8 +274,10 @@ class _Stage:
         zero = self.b.store("zero", TensorType(like.dtype, ()), Kind.CONSTANT, Fill(0.0))
         return broadcast_to(self.b, zero, like.shape)
 
-    def shared_loss(self) -> Value:
-        """The mean loss, which the last stage gives to all; nothing of this step is under way when it is there."""
+    def shared_loss(self, updated: Sequence[Value]) -> Value:
+        """The mean loss, which the last stage gives to all: behind all messages, so that none waits for it, and waited
+        for behind all updates.
+        """
         b, loss = self.b, self.layout.graph.loss
         assert loss is not None
         b.kind = Kind.ACTIVATION
@@ -284,9 +287,8 @@ class _Stage:
             assert self.loss is not None
             share = 1.0 / self.count
             own = elementwise(b, lambda x: x * share, self.loss, dtype=loss.dtype, name="mean_loss")
-        ends = self.wire.ends
-        begun = b.apply(self.stages.op(Begin, kind="broadcast", peer=self.last), own, name="loss")
-        return b.apply(self.stages.op(Finish), begun, own, *ends, name="loss")
+        begun = b.apply(self.stages.op(Begin, kind="broadcast", peer=self.last), own, *self.wire.ends, name="loss")
+        return b.apply(self.stages.op(Finish), begun, own, *updated, name="loss")
 
 
 class _Sums:

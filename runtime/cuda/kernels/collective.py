@@ -12,7 +12,7 @@ from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.ops.collective import Begin, Finish, OnlyOn, OwnPart
 from foreplan.ops.local_index import LocalIndex
-from foreplan.ops.point_to_point import BeginMessage
+from foreplan.ops.point_to_point import BeginMessage, BeginSend
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import broadcast, map_launches
 from foreplan.runtime.cuda.launch import (
@@ -23,6 +23,7 @@ from foreplan.runtime.cuda.launch import (
     Copy,
     Exchange,
     LaunchKernel,
+    Message,
     input_at,
     output_at,
 )
@@ -49,8 +50,8 @@ def exchange_named(
 
 def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """One call of NCCL, or one wait for it. Lowering prices exchanges by links, not by cards."""
-    if isinstance(op, BeginMessage):  # which no session runs on cards
-        return LaunchKernel(())
+    if isinstance(op, BeginMessage):
+        return message(op, inputs, outputs)
     x, (y,) = inputs[0], outputs
     if isinstance(op, Finish):
         instructions = (Await(output_at(0)),) if y.type.size else ()
@@ -61,6 +62,18 @@ def exchange(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     call = Exchange(op.kind, op.peer, input_at(0), output_at(0), x.type.nbytes, op.ranks, op.stride)
     waits = (Await(output_at(0)),) if op.wait else ()
     return LaunchKernel((call, *waits) if x.type.size else ())
+
+
+def message(op: BeginMessage, inputs: Windows, outputs: Windows) -> LaunchKernel:
+    """One side of a message: what is sent, or the place where it arrives. Its wait is for the first result."""
+    sends = isinstance(op, BeginSend)
+    content = inputs[0] if sends else outputs[0]
+    if not content.is_dense:
+        raise Refused(f"{content} has gaps")
+    place = input_at(0) if sends else output_at(0)
+    return LaunchKernel(
+        (Message(sends, op.own, op.peer, place, output_at(0), content.type.nbytes, op.ranks, op.stride),)
+    )
 
 
 def own_part(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

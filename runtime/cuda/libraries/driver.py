@@ -107,16 +107,19 @@ class Card(Protocol):
     def hold(self, event: Any, beside: bool = False) -> None:
         """Let later work of a queue wait for an event; not at all if the event was never recorded."""
 
-    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
-        """Work in the third queue: a call that begins it, when the first queue has come to this place, and one that
-        lets later work of the first queue wait for its end.
+    def exchanging(self, queueing: Callable[[int], object], way: tuple[int, int] | None = None) -> tuple[Run, Run]:
+        """Work in the third queue, or in one for each way to another card: a call that begins it, when the first queue
+        has come to this place, and one that lets later work of the first queue wait for its end.
 
         Args:
             queueing: queues the work on a stream, given its address.
+            way: from whom to whom, where it is between two cards.
         """
 
     def settle(self) -> None:
-        """Let later work of the first queue wait for all of the third one."""
+        """Let later work of the first queue wait for all of the third one. Ways to other cards go on: who waits for one
+        may be what the other side waits for.
+        """
 
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
         """A context for the work of a step: CuPy raises an error instead of allocating device memory."""
@@ -293,15 +296,17 @@ class CupyCard:
         (self.beside if beside else self.stream).wait_event(event.event)
 
     @cached_property
-    def links(self) -> Any:
-        """The stream for exchanges, made when there is one."""
-        return self.cuda.Stream(non_blocking=True)
+    def links(self) -> dict[object, Any]:
+        """The streams for exchanges, by way, each made when there is one."""
+        return {}
 
-    def exchanging(self, queueing: Callable[[int], object]) -> tuple[Run, Run]:
+    def exchanging(self, queueing: Callable[[int], object], way: tuple[int, int] | None = None) -> tuple[Run, Run]:
         """Two events, which a graph captures as edges."""
         self.use()
         begun, done = (self.cuda.Event(disable_timing=True) for _ in range(2))
-        stream, links = self.stream, self.links
+        if way not in self.links:
+            self.links[way] = self.cuda.Stream(non_blocking=True)
+        stream, links = self.stream, self.links[way]
 
         def begin() -> None:
             begun.record(stream)
@@ -313,8 +318,8 @@ class CupyCard:
 
     def settle(self) -> None:
         """By an event, if there has been an exchange."""
-        if "links" in vars(self):
-            self.stream.wait_event(self.links.record())
+        if None in self.links:
+            self.stream.wait_event(self.links[None].record())
 
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
         """By an allocator that raises, for this thread."""
