@@ -45,3 +45,13 @@ def passes(name: str, value: Any) -> Any:
 def text(name: str, value: Any) -> Any:
     """A text."""
     return instance(name, value, str, "give a text")
+
+
+def program(name: str, value: Any) -> Any:
+    """The program of a compiled step or of its session, or None."""
+    if value is None:
+        return None
+    from foreplan.lower.program import Program
+
+    found = getattr(value, "program", value)
+    return instance(name, found, Program, "give what `compile` or `load_plan` returns")

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from foreplan import option_checks
 from foreplan.arguments import REMAT, SHARDS, choice, flag, parts_in, whole
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from foreplan.lower.target import Target
     from foreplan.passes.optimizer import Optimizer
     from foreplan.passes.pipeline import Pass
-    from foreplan.passes.ranks.setting import Ranks
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
-Check = Callable[[str, Any], Any]
 PRECISIONS = ("float32", "bf16", "fp16")
-_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -367,6 +362,14 @@ class Options:
             value="LINKS",
         ),
     )
+    share: Any = field(
+        default=None,
+        metadata=says(
+            "For inference: a compiled step whose weights this one finds where they lie, by `bind(share=its session)`.",
+            more="It says `ranks`, `shard` and `tensor`, too.",
+            check=option_checks.program,
+        ),
+    )
     passes: Sequence[Pass] | None = field(
         default=None,
         metadata=says(
@@ -400,13 +403,6 @@ class Options:
     def unnamed(self) -> Options:
         """The same, with nothing said of activations by name."""
         return replace(self, keep=(), recompute=(), to_host=())
-
-    @property
-    def of_ranks(self) -> Ranks:
-        """The ranks that train together, each on samples of its own."""
-        from foreplan.passes.ranks.setting import Ranks
-
-        return Ranks(max(1, self.ranks // self.stages), self.shard, self.tensor)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:

@@ -18,6 +18,7 @@ from foreplan.passes import Fission
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.ranks import BACKWARD, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out, stage_step
+from foreplan.rank_options import check_trained, ranks_of, storage_of
 
 Watch = Callable[[passes.Ran], None]
 A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -93,7 +94,7 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
         raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
     settings, accumulation = training_settings(graph, options), passes.Accumulation()
     settings = replace(settings, fission=_free_fission(graph, settings, options))
-    uses = uses_of_gradients(optimizer, options.of_ranks, accumulation.consume)
+    uses = uses_of_gradients(optimizer, ranks_of(options), accumulation.consume)
     settings = replace(settings, consume=uses.of_micro_batch, sharding=uses.sharding, accumulation=accumulation)
     body = _formed(graph, settings, options, watch)
     update = accumulation.update(body, uses.of_sums)
@@ -116,7 +117,7 @@ def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) ->
 
     def stage(forward: Graph) -> Graph:
         layout = laid_out(forward, options.stages, price)
-        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled, options.of_ranks)
+        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled, ranks_of(options))
 
     return _formed(graph, replace(settings, stage=stage), options, watch)
 
@@ -169,13 +170,18 @@ def _check_stages(graph: Graph, options: Options) -> None:
 def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
     """The forward pass alone."""
     instance("a model", graph, Graph, A_MODEL)
+    if options.gradients:
+        raise UsageError("gradients are of a loss, and this is inference: pass a loss, or leave gradients out")
     names = None if options.outputs is None else tuple(options.outputs)
+    storage = storage_of(options)
     settings = passes.Settings(
         names,
         dtype=passes.PRECISIONS[options.precision],
         selection=options.selection,
         loops=_has_loops(options),
         split=options.parts,
+        ranks=storage.ranks,
+        storage=storage,
     )
     return _formed(graph, settings, options, watch)
 
@@ -188,9 +194,10 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
     optimizer = options.optimizer
     if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
         raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
+    check_trained(options)
     names = tuple(options.outputs or ())
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
-    uses = None if optimizer is None else uses_of_gradients(optimizer, options.of_ranks, passes.Accumulation().consume)
+    uses = None if optimizer is None else uses_of_gradients(optimizer, ranks_of(options), passes.Accumulation().consume)
     return passes.Settings(
         outputs=names,
         selection=options.selection,
@@ -201,7 +208,7 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
         trains=True,
         consume=None if uses is None else uses.of_step,
-        ranks=options.of_ranks,
+        ranks=ranks_of(options),
         sharding=None if uses is None else uses.sharding,
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),

@@ -12,6 +12,7 @@ from foreplan.errors import SessionError
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
 from foreplan.runtime.engine import Place
+from foreplan.runtime.ranks.places import own_parts
 from foreplan.runtime.turn import Turn
 
 
@@ -40,18 +41,22 @@ def names_of_averages(program: Program) -> dict[str, str]:
 
 @contextmanager
 def exchanged(averages: Mapping[str, Place], places: Mapping[str, Place], turn: Turn) -> Iterator[None]:
-    """Let weights hold their averages until the block ends; others may take their turn within it."""
+    """Let weights hold their averages until the block ends; others may take their turn within it. Each rank copies what
+    it holds.
+    """
+    pairs = [own_parts(places[name], average) for name, average in averages.items()]
+    held = [pair for pair in pairs if pair is not None]
     with turn.lock:
-        weights = {name: places[name].read().copy() for name in averages}
+        weights = [weight.read().copy() for weight, _ in held]
     try:
         with turn.lock:
-            for name, average in averages.items():
-                places[name].write(average.read())
+            for weight, average in held:
+                weight.write(average.read())
         yield
     finally:
         with turn.lock:
-            for name, array in weights.items():
-                places[name].write(array)
+            for (weight, _), array in zip(held, weights):
+                weight.write(array)
 
 
 def read_averages(averages: Mapping[str, Place], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foreplan.errors import DoesNotFitError, SessionError
+from foreplan.graph.flat import Flat
+from foreplan.graph.shard import Sharded
 from foreplan.lower.program import ARENA, PARAMETERS, Operand, Program
 from foreplan.lower.targets import engine_info
 from foreplan.planner.plan import Plan
@@ -70,6 +72,10 @@ def check_sharing(mine: tuple[Program, Plan], theirs: tuple[Program, Plan], heig
         found, wanted = (each.get(wrong[0], ("missing", 0))[0] for each in (own, other))
         elsewhere = ", at another place: compile both from one model" if found == wanted else ""
         elsewhere = ": compile it without prepack" if " in the blocks " in found + wanted else elsewhere
+        if any(isinstance(slot.init, Flat | Sharded) for slot in theirs[0].stored):
+            elsewhere = (
+                ", whose ranks hold parts or rows of several: compile the first with share=the step of the other"
+            )
         raise SessionError(
             f"{programs[0].model!r} and {programs[1].model!r} cannot share parameters: {wrong[0]!r} is {found} in one "
             f"and {wanted} in the other{elsewhere}"

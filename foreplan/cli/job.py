@@ -6,6 +6,8 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from foreplan.compiled import Compiled
     from foreplan.lower import Program
     from foreplan.runtime.ranks import World
+
+OF_RANKS = ("train",)  # the commands in which ranks meet
 
 
 def with_ranks(model: str, settings: Settings, world: World) -> Settings:
@@ -101,14 +105,27 @@ def end_job(code: int) -> None:
         launch.end(code)
 
 
-def tell(message: str) -> None:
-    """Print an error: the first rank's at once, that of another where it is another one."""
+def tell(message: str, show: Callable[[], None] | None = None, of_ranks: bool = False) -> None:
+    """Print an error: the first rank's at once, that of another where it is another one.
+
+    Args:
+        show: prints more than the message; None: there is no more.
+        of_ranks: whether all ranks run a command in which they meet, so that they can meet here.
+    """
+    from foreplan.runtime.ranks import current
     from foreplan.runtime.ranks.launch import PATIENCE, begun
 
-    rank, world = rank_of_job(), begun()
+    rank = rank_of_job()
+    if rank == 0 and show is not None:
+        show()
+    elif rank == 0:
+        echo(f"error: {message}", err=True)
+    if of_ranks:
+        with suppress(TargetError):  # there is nothing by which they could
+            current()
+    world = begun()
     note = hashlib.blake2b(message.encode(errors="backslashreplace"), digest_size=16).digest()
     if rank == 0:
-        echo(f"error: {message}", err=True)
         if world is not None:
             world.meet(note, PATIENCE)
         return

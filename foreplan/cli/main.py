@@ -15,7 +15,7 @@ from typing import IO, Any
 import click
 
 from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
-from foreplan.cli.job import end_job, tell
+from foreplan.cli.job import OF_RANKS, end_job, rank_of_job, tell
 from foreplan.cli.options import print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
@@ -33,6 +33,18 @@ class Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Print `error: …` on standard error."""
         tell(self.message)
+
+
+class Misuse(Failure):
+    """A command that is written wrongly: how it is used is told as well."""
+
+    def __init__(self, error: click.UsageError, of_ranks: bool) -> None:
+        super().__init__(error.format_message(), error.exit_code)
+        self.error, self.of_ranks = error, of_ranks
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the usage and the error."""
+        tell(self.message, self.error.show, self.of_ranks)
 
 
 class Commands(click.Group):
@@ -54,9 +66,13 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _written(ctx: click.Context) -> Iterator[None]:
-    """Where something cannot be read or written, end with a message; where nobody reads a pipe, as others end."""
+    """Where a command is wrong, or something cannot be read or written, end with a message; where nobody reads a pipe,
+    as others end.
+    """
     try:
         yield
+    except click.UsageError as error:
+        raise Misuse(error, ctx.invoked_subcommand in OF_RANKS) from None
     except OSError as error:
         if error.errno == errno.EPIPE:
             _silence_stdout()
@@ -84,8 +100,10 @@ def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
 
 
 def _print_error(ctx: click.Context, error: BaseException, message: str, exit_code: int) -> None:
-    """`{"error": "does not fit", "message": …, "exit_code": 3, …}`, where JSON was asked for and not printed yet."""
-    if not ctx.meta.get("json") or ctx.meta.get("printed"):
+    """`{"error": "does not fit", "message": …, "exit_code": 3, …}`, where JSON was asked for and not printed yet; of
+    several ranks, by the first one.
+    """
+    if not ctx.meta.get("json") or ctx.meta.get("printed") or rank_of_job() > 0:
         return
     name = "Interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__.removesuffix("Error")
     kind = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()

@@ -11,6 +11,7 @@ import click
 
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
+from foreplan.cli.job import rank_of_job
 from foreplan.cli.options import (
     echo,
     is_file,
@@ -72,7 +73,8 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the forward pass of MODEL on arrays from a file. MODEL may be an inference plan.
+    """Run the forward pass of MODEL on arrays from a file. MODEL may be an inference plan; one of several ranks is
+    started by a launcher, and the first rank writes.
 
     Without -o, prints what came out: shape, lowest, mean and highest of each output.
 
@@ -80,6 +82,7 @@ def run(
     Examples:
       foreplan run model.onnx --data x.npz -o outputs.npz
       foreplan run resnet50 --batch 8 --data images.npz --weights weights.safetensors
+      mpirun -n 8 foreplan run llama.plan --data texts.npz -o outputs.npz
     """
     from foreplan.cli.options import Settings
 
@@ -102,6 +105,8 @@ def run(
     session = compiled.bind(seed=seed, threads=own)
     load_weights(session, weights, options)
     outputs = _infer(compiled, session, arrays, data)
+    if compiled.program.ranks > 1 and rank_of_job() > 0:  # all ranks have the same
+        return
     if path is not None:
         write_arrays(path, outputs)
     summary = {name: _summary(array) for name, array in outputs.items()}

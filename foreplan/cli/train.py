@@ -158,7 +158,7 @@ def train(
     measured = None
     if validation is not None:
         with working("compiling the validation"):
-            measured = validation_of(model, settings, session, validation, metrics)
+            measured = validation_of(model, settings, compiled, session, validation, metrics, world, share)
     if not quiet:
         _say_what_is_left_out(samples, size, measured)
     saving = Saving(session, path, save_every, adapters, averages)

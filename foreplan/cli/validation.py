@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from foreplan.cli.data import Arrays, read_arrays, samples_in
+from foreplan.cli.job import Share
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.errors import ModelError, ShapeError, UsageError
 from foreplan.options import Options
 
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
+    from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 
 
@@ -24,19 +26,20 @@ class Validation:
     Attributes:
         sessions: how many samples a step takes → a session that does, with the weights of the one that trains.
         arrays: all samples.
-        sizes: how many samples each step takes, one after the other.
+        sizes: how many samples each step takes, one after the other; the last one may take fewer.
         left_out: how many samples at the end fill no step.
-        averaged: the session whose averages of weights are measured; None: its weights are.
-        copied: the session whose weights are copied before they are measured, since they lie in parts; None: they are
-            used where they lie.
+        training: the session that trains.
+        world: the ranks.
+        share: the share of the steps that this one takes.
     """
 
     sessions: Mapping[int, Session]
     arrays: Arrays
     sizes: Sequence[int]
     left_out: int
-    averaged: Session | None = None
-    copied: Session | None = None
+    training: Session
+    world: World
+    share: Share
 
     @property
     def names(self) -> list[str]:
@@ -44,35 +47,53 @@ class Validation:
         return [slot.name for slot in next(iter(self.sessions.values())).program.outputs]
 
     def measure(self) -> dict[str, float]:
-        """The loss and the metrics by name: means over the samples."""
-        sums: dict[str, float] = {}
-        start = 0
-        if self.copied is not None:
-            self._copy(self.copied)
-        with nullcontext() if self.averaged is None else self.averaged.averaged():
-            for size in self.sizes:
+        """The loss and the metrics by name: means over the samples, the same on all ranks, which all call this."""
+        from foreplan.runtime.ranks.statistics import of_first_rank
+
+        training, found = self.training, dict[int, dict[str, float]]()
+        averages = training.averaged() if training.keeps_averages else nullcontext()
+        with averages, of_first_rank(training.program, training.stored, self.world):
+            for step in self._own_steps():
+                start, size = step * self.sizes[0], self.sizes[step]
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
-                for name, mean in self.sessions[size].step(batch).outputs.items():
-                    sums[name] = sums.get(name, 0.0) + float(mean) * size
-                start += size
-        return {name: total / start for name, total in sums.items()}
+                outputs = self.sessions[size].step(batch).outputs
+                found[step] = {name: float(mean) for name, mean in outputs.items()}
+        means = {step: each for own in reversed(self.world.gather(found)) for step, each in own.items()}
+        sums = dict.fromkeys(self.names, 0.0)
+        for step, size in enumerate(self.sizes):
+            for name, mean in means[step].items():
+                sums[name] += mean * size
+        return {name: total / sum(self.sizes) for name, total in sums.items()}
 
-    def _copy(self, training: Session) -> None:
-        """Copy the weights, or their averages."""
-        weights = training.state_dict(ema=training.keeps_averages)
-        for session in self.sessions.values():
-            for name in session.stored:
-                session.stored[name] = weights[name]
+    def _own_steps(self) -> Iterator[int]:
+        """The steps of this rank. Ranks exchange weights, so all take as many, of the same sizes: where there are fewer
+        steps of a size than shares, some take the last one, too.
+        """
+        for size in dict.fromkeys(self.sizes):
+            steps = [step for step, each in enumerate(self.sizes) if each == size]
+            for first in range(0, len(steps), self.share.shares):
+                yield steps[min(first + self.share.number, len(steps) - 1)]
 
 
-def validation_of(model: str, settings: Settings, training: Session, path: str, metrics: Sequence[str]) -> Validation:
+def validation_of(
+    model: str,
+    settings: Settings,
+    step: Compiled,
+    training: Session,
+    path: str,
+    metrics: Sequence[str],
+    world: World,
+    share: Share,
+) -> Validation:
     """What measures a model of the command line; samples that fill no batch are measured by a step of their own size.
 
     Args:
         model, settings: as the command has them.
-        training: the session whose weights are measured.
+        step: the step that trains the model.
+        training: its session, whose weights are measured where they lie.
         path: of the .npz file with the samples.
         metrics: names of `foreplan.metrics`.
+        world, share: see `Validation`.
 
     Raises:
         UsageError: the model is a plan file, or there is no such metric.
@@ -80,15 +101,12 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
     """
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
-    from foreplan.graph.flat import Flat
-    from foreplan.graph.shard import Sharded
-
     arrays = read_arrays(path)
-    whole = _compiled(model, settings, metrics)
+    whole = _compiled(model, settings, step, metrics)
     samples, batch = samples_in(whole.program, arrays, path)
     count, rest = divmod(samples, batch)
     parts = [whole] if count else []
-    if rest and (part := _of_size(model, settings, metrics, rest)) is not None:
+    if rest and (part := _of_size(model, settings, step, metrics, rest)) is not None:
         parts.append(part)
     sizes = [batch] * count + [rest] * (len(parts) > bool(count))
     if not sizes:
@@ -97,14 +115,11 @@ def validation_of(model: str, settings: Settings, training: Session, path: str, 
         )
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
-    if any(isinstance(slot.init, Flat | Sharded) for slot in training.program.stored):
-        sessions = {size: part.bind() for size, part in zip(taken, parts)}
-        return Validation(sessions, arrays, sizes, left_out, copied=training)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, left_out, training if training.keeps_averages else None)
+    return Validation(sessions, arrays, sizes, left_out, training, world, share)
 
 
-def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compiled:
+def _compiled(model: str, settings: Settings, training: Compiled, metrics: Sequence[str]) -> Compiled:
     from foreplan import api
 
     graph, loss = model_graph(model, settings)
@@ -118,13 +133,15 @@ def _compiled(model: str, settings: Settings, metrics: Sequence[str]) -> Compile
         freeze=step.freeze,
         narrow_weights=step.narrow_weights,
     )
-    return api.compile_with(measured, Options(target=step.target, precision=step.precision))
+    return api.compile_with(measured, Options(target=step.target, precision=step.precision, share=training))
 
 
-def _of_size(model: str, settings: Settings, metrics: Sequence[str], samples: int) -> Compiled | None:
+def _of_size(
+    model: str, settings: Settings, training: Compiled, metrics: Sequence[str], samples: int
+) -> Compiled | None:
     """A step that takes a number of samples; None: the model's batch is fixed."""
     try:
-        step = _compiled(model, replace(settings, batch=samples), metrics)
+        step = _compiled(model, replace(settings, batch=samples), training, metrics)
     except (ModelError, ShapeError, UsageError):
         return None
     extents = {slot.operand.type.shape[:1] for slot in step.program.required_inputs}

@@ -46,8 +46,10 @@ from foreplan.passes.ranks import (
     ALONE,
     BACKWARD,
     FORWARD,
+    WHOLE,
     Ranks,
     Sharding,
+    Storage,
     mean_of_all,
     overlap_exchanges,
     share_of_mean,
@@ -120,6 +122,7 @@ class Settings:
         bands: in how many, if it is bands of images.
         ranks: that train together.
         sharding: what they hold parts of; None: nothing.
+        storage: how inference has its weights.
         stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
     """
 
@@ -141,6 +144,7 @@ class Settings:
     bands: int = 0
     ranks: Ranks = ALONE
     sharding: Sharding | None = None
+    storage: Storage = WHOLE
     stage: Callable[[Graph], Graph] | None = None
 
     @property
@@ -219,9 +223,7 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
     if settings.to_loss or settings.fission in _IN_TURN:
         step = in_turn(step, forward)
-    return (
-        step if sharding is None else sharding.with_homes(step, lambda node: FORWARD if node in forward else BACKWARD)
-    )
+    return step if sharding is None else sharding.with_homes(step, lambda x: FORWARD if x in forward else BACKWARD)
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:
@@ -283,8 +285,8 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "split_products",
         Stage.MEMORY,
-        lambda g, s: split_products(g, s.ranks.tensor),
-        lambda s: s.trains and s.ranks.tensor > 1,
+        lambda g, s: split_products(g, s.ranks.tensor, s.storage.lies),
+        lambda s: s.ranks.tensor > 1,
     ),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
@@ -304,6 +306,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
+    Pass("lay_out_weights", Stage.MEMORY, lambda g, s: s.storage.laid_out(g), _infers),
     Pass("share_of_mean", Stage.MEMORY, lambda g, s: share_of_mean(g, s.ranks.count), _trains_with_others),
     Pass(
         "differentiate",

@@ -42,7 +42,8 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
                 f"{which} {what} than rank 0 ({told[others[0]][number]} instead of {told[0][number]}): all ranks must "
                 "compile one model with the same options, or read one plan file, and bind it alike"
             )
-    if program.ranks != world.size:
+    groups = world.size if program.loss is None else program.ranks  # of inference, each may work by itself
+    if groups % program.ranks or groups != world.size:
         raise SessionError(
             f"the step was planned for {program.ranks} ranks, and this job has {world.size}: start as many processes "
             f"(mpirun -n {program.ranks} …), or compile it with ranks={world.size}"

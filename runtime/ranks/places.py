@@ -133,6 +133,17 @@ class SeedPlace(ByRank):
         self.inner.write(state)
 
 
+def own_parts(one: Place, other: Place) -> tuple[Place, Place] | None:
+    """What a rank holds of two tensors of the same elements, where they lie alike; else both of them. None: this rank
+    has nothing of them.
+    """
+    while isinstance(one, ShardPlace) and isinstance(other, ShardPlace):
+        one, other = one.inner, other.inner
+    if isinstance(one, SpreadPlace) and isinstance(other, SpreadPlace) and one.stretches == other.stretches:
+        return None if one.own is None or other.own is None else (one.own[1], other.own[1])
+    return one, other
+
+
 def place_of(bound: Bound, program: Program, slot: Slot, offset: int, world: World) -> Place:
     """Where one of a program's tensors lies, whose value lies at `offset` of its region."""
     if slot.spread is None and slot.shard is None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import foreplan as fp
 from tests.ranks.samples import assert_checkpoints_close, learnable
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
@@ -111,14 +112,97 @@ def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
     np.testing.assert_allclose(rest["losses"], whole["losses"][3:], rtol=2e-5)
 
 
-def test_validation_beside_parts(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw:ema=0.5"])
+def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> None:
+    """Ranks share the steps of the validation, which do not divide by them; the last one is short."""
+    arrays = np.load(data)
+    held_out = str(tmp_path / "held_out.npz")
+    np.savez(held_out, **{name: arrays[name][:23] for name in arrays.files})
+    words = ("--steps", "4", "--validation", held_out, "--metrics", "accuracy", "--optimizer", optimizer)
+    ways: list[tuple[int, tuple[str, ...]]] = [
+        (1, ()),
+        (2, ()),
+        (2, ("--shard", "state")),
+        (3, ("--shard", "gradients")),
+    ]
     measured = [
-        train(ranks, data, tmp_path / "w", "--steps", "4", "--validation", data, "--metrics", "accuracy", *more)
-        for ranks, more in [(1, ()), (2, ()), (2, ("--shard", "state")), (2, ("--shard", "parameters"))]
+        train(ranks, data, tmp_path / "w", *words, *more) for ranks, more in [*ways, (4, ("--shard", "parameters"))]
     ]
     for each in measured[1:]:
         for found, wanted in zip(each["validations"], measured[0]["validations"], strict=True):
             assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_validation_takes_the_statistics_of_the_checkpoint(tmp_path: Path) -> None:
+    """Batch normalisation follows each rank's own samples, and a checkpoint has what the first rank came to."""
+    rng = np.random.default_rng(0)
+
+    def net(x: Any) -> Any:
+        return fp.nn.linear(fp.nn.relu(fp.nn.batch_norm(fp.nn.linear(x, 8, name="in"), name="norm")), 3, name="out")
+
+    fp.compile(fp.trace(net, fp.spec((4, 5)))).bind(seed=1).to_onnx(tmp_path / "m.onnx", "graph")
+    x, target = rng.standard_normal((20, 5), np.float32), rng.integers(0, 3, 20)
+    np.savez(tmp_path / "d.npz", x=x, target=target)
+    words = ("--data", str(tmp_path / "d.npz"), "--validation", str(tmp_path / "d.npz"), "--steps", "2", "--json")
+    out = tmp_path / "w.safetensors"
+    done = run(2, "train", str(tmp_path / "m.onnx"), *words, "--target", "numpy", "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    whole = fp.evaluation(fp.trace(net, fp.spec((20, 5))), fp.losses.cross_entropy)
+    session = fp.compile(whole, target="numpy").bind(weights=out)
+    wanted = float(session.step({"x": x, "target": target}).outputs["loss"])
+    assert json.loads(done.stdout)["validations"][-1]["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, "shard='parameters'"), (4, "shard='parameters', tensor=2"), (4, "tensor=4")]
+)
+def test_inference(tmp_path: Path, ranks: int, options: str, target: str) -> None:
+    """As a script of one's own runs it: the outputs of one process."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, sys\n"
+        "import numpy as np\n"
+        "import foreplan as fp\n"
+        "from foreplan.runtime.ranks import current\n"
+        "text = 'gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60,batch=2'\n"
+        f"options = dict({options}) if current().size > 1 else {{}}\n"
+        f"step = fp.compile(fp.models.build(text), target={target!r}, ranks=current().size, **options)\n"
+        "tokens = np.arange(16).reshape(2, 8) * 7 % 60\n"
+        "outputs = step.bind(seed=1).step({step.program.inputs[0].name: tokens}).outputs\n"
+        "with open(f'{sys.argv[1]}.{current().rank}', 'w') as file:\n"
+        "    json.dump([array.tolist() for array in outputs.values()], file)\n"
+    )
+
+    def found(count: int) -> list[Any]:
+        start = [] if count == 1 else [str(MPIEXEC), "-n", str(count)]
+        words = [*start, sys.executable, str(script), str(tmp_path / f"of{count}")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((tmp_path / f"of{count}.{rank}").read_text()) for rank in range(count)]
+
+    (alone,) = found(1)
+    for outputs in found(ranks):
+        np.testing.assert_allclose(outputs, alone, rtol=2e-4, atol=2e-5)
+
+
+def test_a_plan_of_ranks_is_run(tmp_path: Path, data: str) -> None:
+    """By all of them, with the weights of a checkpoint; the first one writes."""
+    model, weights = MODEL.format(batch=12), tmp_path / "w.safetensors"
+    train(1, data, weights, "--steps", "2")
+    samples = tmp_path / "x.npz"
+    np.savez(samples, x=np.load(data)["x"][:20])
+    words = ("--data", str(samples), "--weights", str(weights))
+    assert run(1, "run", model, *words, "--target", "numpy", "-o", str(tmp_path / "one.npz")).returncode == 0
+    options = ("--infer", "--ranks", "4", "--tensor", "2", "--shard", "parameters", "--target", "numpy")
+    assert run(1, "plan", model, *options, "-o", str(tmp_path / "m.plan")).returncode == 0
+    done = run(4, "run", str(tmp_path / "m.plan"), *words, "-o", str(tmp_path / "many.npz"), "--json")
+    assert done.returncode == 0 and len(json.loads(done.stdout)) == 1, done.stderr
+    many, one = np.load(tmp_path / "many.npz"), np.load(tmp_path / "one.npz")
+    for name in one.files:
+        np.testing.assert_allclose(many[name], one[name], rtol=2e-4, atol=2e-5)
+    few = run(3, "run", str(tmp_path / "m.plan"), *words)
+    assert few.returncode != 0 and "planned for 4 ranks, and this job has 3" in few.stderr
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
@@ -181,6 +265,25 @@ def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], sai
     done = run(ranks, *(word.format(data=data) for word in words))
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+
+
+def test_usage_is_told_once() -> None:
+    """By the first rank, at once; with --json there is one object."""
+    started = time.monotonic()
+    done = run(3, "train", "mlp:batch=2", "--data", "x.npz", "--nosuch", "--json")
+    assert done.returncode == 2 and time.monotonic() - started < 10
+    assert done.stderr.count("Usage: ") == 1 and done.stderr.count("rror: No such option '--nosuch'") == 1
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_usage_that_is_wrong_on_another_rank(data: str) -> None:
+    """It is told, and ends the job."""
+    commands = [
+        command(1, "train", "mlp:batch=2", "--data", data, *more) for more in (["--steps", "100000"], ["--nosuch"])
+    ]
+    words = [str(MPIEXEC), "-n", "1", *commands[0], ":", "-n", "1", *commands[1]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "rank 1: error: No such option '--nosuch'" in done.stderr
 
 
 @pytest.mark.parametrize(("first", "codes"), [("elsewhere.npz", {2}), ("{data}", set(range(1, 256)))])

@@ -1,9 +1,11 @@
 """One step of several ranks: each has samples of its own, and all come to the same weights."""
 
+from foreplan.passes.ranks.homes import BACKWARD, FORWARD, Phase
 from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
 from foreplan.passes.ranks.overlap import overlap_exchanges
 from foreplan.passes.ranks.setting import ALONE, Ranks
-from foreplan.passes.ranks.sharding import BACKWARD, FORWARD, Phase, Sharding
+from foreplan.passes.ranks.sharding import Sharding
+from foreplan.passes.ranks.storage import WHOLE, Storage
 from foreplan.passes.ranks.sync_norm import sync_batch_norm
 from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
@@ -11,9 +13,11 @@ __all__ = [
     "ALONE",
     "BACKWARD",
     "FORWARD",
+    "WHOLE",
     "Phase",
     "Ranks",
     "Sharding",
+    "Storage",
     "Uses",
     "mean_of_all",
     "overlap_exchanges",

@@ -50,7 +50,7 @@ def buckets_of(
         UsageError: the optimizer needs whole tensors.
     """
     full = ranks.bucket(graph.parameters)
-    copies = _narrow_copies(graph) if ranks.shard == "parameters" else {}
+    copies = narrow_copies(graph) if ranks.shard == "parameters" else {}
     groups: dict[Any, list[Value]] = {}
     found: list[list[Value]] = []
     for value in graph.stored:
@@ -68,10 +68,10 @@ def buckets_of(
         group.append(value)
         if sum(each.type.nbytes for each in group) >= full:
             found.append(groups.pop(key))
-    return tuple(_bucket(i, group, ranks, copies) for i, group in enumerate((*found, *groups.values())))
+    return tuple(made_bucket(i, group, ranks, copies) for i, group in enumerate((*found, *groups.values())))
 
 
-def _narrow_copies(graph: Graph) -> dict[Value, Value]:
+def narrow_copies(graph: Graph) -> dict[Value, Value]:
     """By weight, its narrow copy, if nothing but that is read of it."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
@@ -96,7 +96,12 @@ def _rule(value: Value, optimizer: Optimizer) -> tuple[Any, float]:
     return rule, factor
 
 
-def _bucket(number: int, weights: list[Value], ranks: Ranks, copies: Mapping[Value, Value]) -> Bucket:
+def made_bucket(number: int, weights: list[Value], ranks: Ranks, copies: Mapping[Value, Value]) -> Bucket:
+    """A new bucket of weights whose gradients the same ranks sum.
+
+    Args:
+        copies: narrow copies by weight; of all of these weights, or of none.
+    """
     group = ranks.with_other_samples(weights[0])
     starts, size = laid_out([value.type for value in weights], group.ranks)
     members = tuple(

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
-from foreplan.ops.map import convert
 from foreplan.passes.autodiff import Consume, Consumer, MakeUpdater
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
+from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, in_homes
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
-from foreplan.passes.ranks.rows import joined, taken
+from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
-
-
-class Phase(NamedTuple):
-    """When nodes of a step run: in its forward pass or its backward pass, or in those of one micro-batch.
-
-    Attributes:
-        number: of the phase, in the order in which they run, from 0 on.
-        forward: whether it goes forward.
-    """
-
-    number: int
-    forward: bool
-
-
-FORWARD, BACKWARD = Phase(0, True), Phase(1, False)
 
 
 class Sharding:
@@ -86,7 +70,23 @@ class Sharding:
             phase_of: of each node.
             now: in the graph, what values are that were others when it was laid out.
         """
-        return _Homes(graph, self, phase_of, now).run() if self.buckets else graph
+        if not self.gathers:
+            return in_homes(graph, self.buckets, at_first, now)
+        place = {now.get(x, x): each for each in self.buckets for x in (*each.weights, *each.copies)}
+        last: dict[int, Bucket] = {}  # by phase, the bucket that it reads last
+        for node in graph.nodes:
+            for value in node.inputs:
+                if value in place:
+                    last[phase_of(node).number] = place[value]
+        end = max(map(phase_of, graph.nodes), default=FORWARD)
+
+        def when(bucket: Bucket, reader: Node | None) -> Phase:
+            number, forward = end if reader is None else phase_of(reader)
+            while last.get(number - 1) is bucket:
+                number -= 1
+            return Phase(number, forward)
+
+        return in_homes(graph, self.buckets, when, now)
 
 
 class _Parts:
@@ -143,75 +143,3 @@ class _Owner:
             updates[home] = b.apply(self.groups[home].op(AllGather), updates.pop(part), name="next")
         b.scope = ""
         return updates
-
-
-class _Homes:
-    """One graph in which weights become views."""
-
-    def __init__(
-        self, graph: Graph, sharding: Sharding, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value]
-    ) -> None:
-        self.graph, self.sharding = graph, sharding
-        self.phase_of = phase_of if sharding.gathers else lambda node: FORWARD
-        self.place = {
-            now.get(value, value): (bucket, member)
-            for bucket in sharding.buckets
-            for values in (bucket.weights, bucket.copies)
-            for value, member in zip(values, bucket.members)
-        }
-        self.last: dict[int, Bucket] = {}  # by phase, the bucket that it reads last
-        for node in graph.nodes:
-            for value in node.inputs:
-                if value in self.place:
-                    self.last[self.phase_of(node).number] = self.place[value][0]
-        self.rows: dict[tuple[Bucket, int], Value] = {}
-        self.views: dict[tuple[Value, int], Value] = {}
-        self.b = b = Builder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
-
-    def run(self) -> Graph:
-        """The graph."""
-        graph, b = self.graph, self.b
-        homes = [bucket.home for bucket in self.sharding.buckets]
-        b.stored = [value for value in graph.stored if value not in self.place and value not in homes]
-        keep(b, homes)
-        for node in graph.nodes:
-            if node.outputs[0] in self.place:  # a narrow copy, in whose place a whole row of them is made
-                continue
-            phase = self.phase_of(node)
-            inputs = tuple(self.value(x, phase) for x in node.inputs)
-            b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
-        last = max(map(self.phase_of, graph.nodes), default=FORWARD)
-        results = [{name: self.value(x, last) for name, x in some.items()} for some in (graph.outputs, graph.gradients)]
-        return b.finish(results[0], graph.updates, graph.loss, results[1])
-
-    def value(self, value: Value, phase: Phase) -> Value:
-        """What takes the place of a value; for a weight a view, made when it is first read in a phase."""
-        if value not in self.place:
-            return value
-        bucket, member = self.place[value]
-        number = phase.number
-        while self.last.get(number - 1) is bucket:
-            number -= 1
-        if (value, number) not in self.views:
-            b, row = self.b, self.row(bucket, number, phase.forward)
-            b.scope, b.kind = f"{value.name}/", Kind.ACTIVATION
-            self.views[value, number] = taken(b, row, member.start, value.type)
-            b.scope = ""
-        return self.views[value, number]
-
-    def row(self, bucket: Bucket, number: int, forward: bool) -> Value:
-        """All of a bucket, gathered where it lies in parts."""
-        if not self.sharding.gathers:
-            return bucket.home
-        if (bucket, number) not in self.rows:
-            b = self.b
-            # A narrow copy is made once more, too: `share_common` keeps what is of the backward pass apart.
-            b.scope, b.kind = f"{bucket.home.name}/", Kind.ACTIVATION if forward else Kind.GRADIENT
-            row = convert(b, bucket.home, bucket.copies[0].dtype) if bucket.copies else bucket.home
-            if bucket.group.ranks > 1:
-                row = b.apply(bucket.group.op(AllGather, time=number), row, name="again" if number else "whole")
-            self.rows[bucket, number] = row
-            b.scope = ""
-        return self.rows[bucket, number]

@@ -8,8 +8,9 @@ a region is the attention of a block, by heads, or its two or three dense layers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from foreplan.graph import Graph, Kind, Node, Value
 from foreplan.graph.shard import Shard
@@ -19,6 +20,7 @@ from foreplan.ops.pullback import depending
 from foreplan.ops.random import Random
 from foreplan.passes.tensor.rules import Known, Shards, StaysWhole, check, shards_of
 
+ANYHOW: Mapping[str, Shard | None] = MappingProxyType({})
 BLOCKS = (1, 3, 2)  # of a weight's columns: one projection, or queries, keys and values in one, or gate and up
 
 
@@ -31,17 +33,19 @@ class Region:
         nodes: what computes with parts.
         own: values that every rank has whole, of which it takes its part there.
         whole: values that nodes of the region read, or make, whole.
+        joined: parts of which others need the whole, so that it is gathered.
     """
 
     parts: dict[Value, Shard] = field(default_factory=dict)
     nodes: dict[Node, Shards] = field(default_factory=dict)
     own: dict[Value, Shard] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
+    joined: set[Value] = field(default_factory=set)
 
     @property
     def is_closed(self) -> bool:
-        """Whether nodes make whole values of the parts."""
-        return any(shards.close is not None for shards in self.nodes.values())
+        """Whether whole values are made of the parts."""
+        return bool(self.joined) or any(shards.close is not None for shards in self.nodes.values())
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ class Found:
     whole: dict[str, str]
 
 
-def regions_of(graph: Graph, ranks: int) -> Found:
-    """The regions of a forward graph, in its order."""
-    search = _Search(graph)
+def regions_of(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = ANYHOW) -> Found:
+    """The regions of a forward graph, in its order.
+
+    Args:
+        lies: how weights are cut already, by name; what it does not name may be cut in any way.
+    """
+    search = _Search(graph, lies)
     found, whole, taken = list[Region](), dict[str, str](), set[Node]()
     products = [node for node in graph.nodes if search.is_product(node)]
     for node in graph.nodes:
@@ -81,7 +89,8 @@ def regions_of(graph: Graph, ranks: int) -> Found:
 class _Search:
     """Looks for regions of one graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, lies: Mapping[str, Shard | None]) -> None:
+        self.lies = lies
         self.producer = {value: node for node in graph.nodes for value in node.outputs}
         self.readers: dict[Value, list[tuple[Node, int]]] = {}
         for node in graph.nodes:
@@ -90,6 +99,11 @@ class _Search:
         self.returned = {*graph.results, *graph.updates}
         weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
         self.of_weights = depending(weights, graph.nodes)
+        self.leading: set[Value] = set()  # what products depend on; without a loss, other parts may be joined
+        for node in reversed(graph.nodes):
+            if self.is_product(node) or not self.leading.isdisjoint(node.outputs):
+                self.leading.update(node.inputs)
+        self.joins = graph.loss is None
 
     def is_product(self, node: Node) -> bool:
         """Whether it is a product whose right factor is a weight."""
@@ -112,10 +126,11 @@ class _Search:
         is_product = isinstance(node.op, MatMul)
         start = node.outputs[0] if is_product else node.inputs[0]
         axis, reasons = start.type.rank - 1 if is_product else 0, []
-        for blocks in BLOCKS if is_product else (1,):
+        ways = [(blocks, False) for blocks in (BLOCKS if is_product else (1,))]
+        for blocks, joins in [*ways, (1, True)] if self.joins else ways:
             region = Region()
             try:
-                self.grow(region, start, Shard(ranks, axis, blocks))
+                self.grow(region, start, Shard(ranks, axis, blocks), joins)
             except StaysWhole as error:
                 reasons.append(str(error))
                 continue
@@ -124,8 +139,11 @@ class _Search:
             reasons.append("nothing follows that needs parts alone")
         return None, reasons[0]
 
-    def grow(self, region: Region, start: Value, shard: Shard) -> None:
-        """Placement a value, and with it all that must be.
+    def grow(self, region: Region, start: Value, shard: Shard, joins: bool) -> None:
+        """Cut a value, and with it all that must be.
+
+        Args:
+            joins: whether parts behind the last product may be joined where the whole is needed.
 
         Raises:
             StaysWhole: something cannot be.
@@ -137,8 +155,13 @@ class _Search:
                 continue
             if value in region.parts or value in region.own or value in region.whole:
                 raise StaysWhole(f"{value.name!r} would be cut in two ways")
+            may_join = joins and value not in self.leading
             if value in self.returned:
-                raise StaysWhole(f"{value.name!r} is a result of the step")
+                if not may_join:
+                    raise StaysWhole(f"{value.name!r} is a result of the step")
+                region.joined.add(value)
+            if self.lies.get(value.name, shard) != shard:
+                raise StaysWhole(f"{value.name!r} is stored in another way")
             check(shard, value.type)
             if self.is_given(value):
                 region.own[value] = shard
@@ -149,7 +172,12 @@ class _Search:
                 node = self.producer[value]
                 ends.append((node, node.outputs.index(value), True))
             for node, index, made in ends:
-                coming += self.visit(region, Known(node, index, made, shard))
+                try:
+                    coming += self.visit(region, Known(node, index, made, shard))
+                except StaysWhole:
+                    if made or region.nodes.get(node) is not None or not may_join:
+                        raise
+                    region.joined.add(value)
 
     def is_given(self, value: Value) -> bool:
         """Whether a value follows from inputs and constants alone, such as a mask. Random ones are drawn in parts."""
@@ -165,13 +193,11 @@ class _Search:
         node, shards = known.node, shards_of(known)
         if region.nodes.get(node, shards) != shards:
             raise StaysWhole(f"{node.name!r} would be cut in two ways")
-        region.nodes[node] = shards
-        found = []
-        for value, cut in (*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs)):
-            if cut is not None:
-                found.append((value, cut))
-            elif value in region.parts:
+        placed = (*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs))
+        whole = [value for value, cut in placed if cut is None]
+        for value in whole:
+            if value in region.parts:
                 raise StaysWhole(f"{node.name!r} needs the whole of {value.name!r}")
-            else:
-                region.whole.add(value)
-        return found
+        region.nodes[node] = shards
+        region.whole.update(whole)
+        return [(value, cut) for value, cut in placed if cut is not None]

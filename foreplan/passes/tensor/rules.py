@@ -111,6 +111,8 @@ def check(shard: Shard, whole: TensorType) -> None:
     if shard.divides(whole):
         return
     extent = whole.shape[shard.axis] // shard.blocks
+    if not extent:
+        raise StaysWhole(f"axis {shard.axis} of {whole} is no row of {shard.blocks} blocks")
     fitting = [n for n in range(1, extent + 1) if extent % n == 0]
     near = [max(n for n in fitting if n <= shard.ranks), *[n for n in fitting if n > shard.ranks][:1]]
     fits = " or ".join(map(str, near))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,26 +11,31 @@ from foreplan.errors import UsageError
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
 from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
-from foreplan.ops.collective import OwnPart
 from foreplan.ops.map import elementwise
 from foreplan.ops.random import Random
-from foreplan.ops.shape import reshape, transpose
-from foreplan.passes.tensor.regions import Found, Region, regions_of
+from foreplan.passes.tensor.parts import part_of, whole_of
+from foreplan.passes.tensor.regions import ANYHOW, Found, Region, regions_of
 
 _SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other than between those of groups
 
 
-def split_products(graph: Graph, ranks: int) -> Graph:
+def split_products(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = ANYHOW) -> Graph:
     """The forward graph of one rank of a group that computes together.
 
     Each keeps a part of the weights that regions (see `regions_of`) read, and computes with it; the rest is as it was,
     and the same on all ranks of a group. Sums of what ranks have are `all_reduce`, whose derivative brings together
-    cotangents in the same way, so that nothing else is exchanged.
+    cotangents in the same way, so that nothing else is exchanged. Without a loss, what is needed whole behind the last
+    product, such as logits that are returned, is gathered.
+
+    Args:
+        lies: how weights are cut already, by name; what it does not name may be cut as products want it.
 
     Raises:
         UsageError: nothing can be computed in parts; says why.
     """
-    found = regions_of(graph, ranks)
+    found = regions_of(graph, ranks, lies)
+    if not found.regions and lies:
+        return graph
     if not found.regions:
         name, why = next(iter(found.whole.items()), ("", "there is no product with a weight"))
         where = f": {name!r} stays whole, since {why}" if name else f": {why}"
@@ -48,6 +54,8 @@ class _Rewrite:
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one
         self.own: dict[tuple[Value, Shard], Value] = {}
+        self.joined = {value: region.parts[value] for region in found.regions for value in region.joined}
+        self.wholes: dict[Value, Value] = {}  # of what is joined
         self.drawn: dict[Value, Value] = {}  # by random state, that from which a rank draws its own numbers
 
     def run(self) -> Graph:
@@ -58,14 +66,14 @@ class _Rewrite:
             b.source, b.scope = node.source, ""
             region = self.region_of.get(node)
             if region is None:
-                inputs = tuple(self.now.get(x, x) for x in node.inputs)
+                inputs = tuple(self.whole(x) for x in node.inputs)
                 b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
             else:
                 self.cut(node, region)
         now = self.now
         updates = {now.get(old, old): now.get(new, new) for old, new in graph.updates.items()}
         b.notes.append(_note(graph, self.found, self.ranks))
-        outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
+        outputs = {name: self.whole(value) for name, value in graph.outputs.items()}
         return b.finish(outputs, updates, None if graph.loss is None else now.get(graph.loss, graph.loss))
 
     def stored(self, value: Value) -> Value:
@@ -102,22 +110,29 @@ class _Rewrite:
         """What a node of a region reads in the place of a value."""
         shard = region.own.get(value)
         if shard is None:
-            return self.now.get(value, value)
+            return self.now[value] if value in region.parts else self.whole(value)
         if (value, shard) not in self.own:
             self.own[value, shard] = self.part_of(value, shard)
         return self.own[value, shard]
 
     def part_of(self, value: Value, shard: Shard) -> Value:
         """This rank's part of what every rank has; of a constant, no other is kept."""
-        b, shape, axis = self.b, value.shape, shard.axis
         if value.kind is Kind.CONSTANT and value.init is not None:
             kept = Sharded(shard, value.type, value.init)
-            return b.store(f"{value.name}/part", shard.of(value.type), Kind.CONSTANT, kept)
-        extent = shape[axis] // shard.blocks // shard.ranks
-        apart = reshape(b, value, (*shape[:axis], shard.blocks, shard.ranks, extent, *shape[axis + 1 :]))
-        others = [i for i in range(len(apart.shape)) if i != axis + 1]
-        first = b.apply(OwnPart(shard.ranks), transpose(b, apart, (axis + 1, *others)), name="own_part")
-        return reshape(b, first, shard.of(value.type).shape)
+            return self.b.store(f"{value.name}/part", shard.of(value.type), Kind.CONSTANT, kept)
+        return part_of(self.b, value, shard)
+
+    def whole(self, value: Value) -> Value:
+        """What takes the place of a value where the whole of it is needed."""
+        shard = self.joined.get(value)
+        if shard is None:
+            return self.now.get(value, value)
+        if value not in self.wholes:
+            b, scope = self.b, self.b.scope
+            b.scope = f"{value.name}/"
+            self.wholes[value] = whole_of(b, self.now[value], shard)
+            b.scope = scope
+        return self.wholes[value]
 
     def state_of_rank(self, state: Value) -> Value:
         """The random state from which each rank of a group draws its own numbers: that of all, with another seed."""

@@ -1,0 +1,32 @@
+"""Running statistics, which each rank follows by its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from foreplan.graph import Kind
+from foreplan.lower.program import Program
+from foreplan.runtime.ranks.world import World
+
+
+@contextmanager
+def of_first_rank(program: Program, stored: MutableMapping[str, np.ndarray], world: World) -> Iterator[None]:
+    """Let all ranks have the statistics of the first one, as checkpoints do, until the block ends. All ranks call this.
+
+    Args:
+        program: of the step that trains.
+        stored: what its session stores, by name.
+    """
+    names = [slot.name for slot in program.tensors if slot.kind is Kind.BUFFER] if world.size > 1 else []
+    own = {name: stored[name] for name in names}
+    for name, array in own.items():
+        first = np.empty_like(array)
+        world.begin("broadcast", 0, array.reshape(-1).view(np.uint8), first.reshape(-1).view(np.uint8))()
+        stored[name] = first
+    try:
+        yield
+    finally:
+        stored.update(own)
