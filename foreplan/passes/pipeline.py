@@ -65,7 +65,7 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
-from foreplan.passes.tensor import split_products
+from foreplan.passes.tensor import gather_again, split_products
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -191,6 +191,10 @@ def _trains_with_others(settings: Settings) -> bool:
     return settings.trains and settings.ranks.count > 1
 
 
+def _computes_in_parts(settings: Settings) -> bool:
+    return settings.trains and settings.ranks.tensor > 1
+
+
 def _infers(settings: Settings) -> bool:
     return not settings.trains
 
@@ -280,7 +284,7 @@ PASSES: tuple[Pass, ...] = (
         "split_products",
         Stage.MEMORY,
         lambda g, s: split_products(g, s.ranks.tensor),
-        lambda s: s.trains and s.ranks.tensor > 1,
+        _computes_in_parts,
     ),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
@@ -309,6 +313,7 @@ PASSES: tuple[Pass, ...] = (
         requires=("loss", "training form"),
         ensures=("backward",),
     ),
+    _plain(gather_again, Stage.TRAINING, _computes_in_parts),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),

@@ -51,7 +51,7 @@ class Found:
     Attributes:
         regions: disjoint.
         products: how many products of weights there are.
-        whole: by the name of each that every rank computes whole, why.
+        whole: by the name of each whose weight every rank has whole, why.
     """
 
     regions: tuple[Region, ...]
@@ -61,7 +61,7 @@ class Found:
 
 def regions_of(graph: Graph, ranks: int) -> Found:
     """The regions of a forward graph, in its order."""
-    search = _Search(graph)
+    search = Search(graph)
     found, whole, taken = list[Region](), dict[str, str](), set[Node]()
     products = [node for node in graph.nodes if search.is_product(node)]
     for node in graph.nodes:
@@ -78,8 +78,13 @@ def regions_of(graph: Graph, ranks: int) -> Found:
     return Found(tuple(found), len(products), whole)
 
 
-class _Search:
-    """Looks for regions of one graph."""
+class Search:
+    """Looks for regions of one graph.
+
+    Attributes:
+        producer, readers: of values, each reader with the index of its input.
+        returned: results and updates.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.producer = {value: node for node in graph.nodes for value in node.outputs}

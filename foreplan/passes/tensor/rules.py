@@ -21,7 +21,7 @@ from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.softmax import LogSoftmax, Softmax
-from foreplan.passes.tensor.closings import Close, entropies, rows, summands
+from foreplan.passes.tensor.closings import Close, entropies, means, rows, summands
 
 Placement = Shard | None  # None: every rank has the whole tensor
 
@@ -268,28 +268,38 @@ def _of_reduce(known: Known) -> Shards:
     kept = [axis for axis in range(x.rank) if op.keepdims or axis not in op.axes]
     axis = kept[shard.axis] if known.made else shard.axis
     if axis in op.axes:
-        if op.how != "sum" or known.made:
+        close = {"sum": summands, "mean": means}.get(op.how)
+        if close is None or known.made:
             raise StaysWhole(f"{op.how} of {x} needs the whole of axis {axis}")
-        return Shards((shard,), (None,), op, summands)
+        return Shards((shard,), (None,), op, close)
     return Shards((replace(shard, axis=axis),), (replace(shard, axis=kept.index(axis)),), op)
 
 
 def _of_gather(known: Known) -> Shards:
-    """Rows of a table."""
-    op = known.node.op
+    """Rows of a table; or some of the indices, and what they read."""
+    op, (table, indices), shard = known.node.op, known.inputs, known.shard
     assert isinstance(op, Gather)
-    if known.made or known.index or known.shard.axis != op.axis or known.shard.blocks > 1:
+    if not known.made and not known.index and shard.axis == op.axis and shard.blocks == 1:
+        return Shards((shard, None), (None,), op, rows)
+    before = op.axis if known.made else 0
+    if (not known.made and not known.index) or not 0 <= shard.axis - before < indices.rank:
         raise StaysWhole(f"gather of {known.type} needs the whole of it")
-    return Shards((known.shard, None), (None,), op, rows)
+    axis = shard.axis - before
+    return Shards((None, replace(shard, axis=axis)), (replace(shard, axis=axis + op.axis),), op)
 
 
 def _of_entropy(known: Known) -> Shards:
-    """Classes."""
-    op = known.node.op
+    """Classes; or items, each with all of its classes."""
+    op, shard = known.node.op, known.shard
     assert isinstance(op, CrossEntropy)
-    if known.made or known.index or known.shard.axis != op.axis or known.shard.blocks > 1:
-        raise StaysWhole(f"cross_entropy of {known.type} is computed in parts by classes alone")
-    return Shards((known.shard, None), (None, None), op, entropies)
+    is_logits = not known.made and not known.index
+    if is_logits and shard.axis == op.axis:
+        if shard.blocks > 1:
+            raise StaysWhole(f"cross_entropy of {known.type} is computed in parts by neighbouring classes alone")
+        return Shards((shard, None), (None, None), op, entropies)
+    axis = shard.axis - (is_logits and shard.axis > op.axis)  # among the items
+    items = replace(shard, axis=axis)
+    return Shards((replace(shard, axis=axis + (axis >= op.axis)), items), (items, items), op)
 
 
 def _of_random(known: Known) -> Shards:

@@ -10,11 +10,12 @@ from foreplan.errors import UsageError
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
 from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
-from foreplan.ops.collective import OwnPart
 from foreplan.ops.map import elementwise
 from foreplan.ops.random import Random
-from foreplan.ops.shape import reshape, transpose
+from foreplan.passes.tensor.notes import note
+from foreplan.passes.tensor.pieces import Total, gathered, own_part
 from foreplan.passes.tensor.regions import Found, Region, regions_of
+from foreplan.passes.tensor.tokens import Tokens, tokens_of
 
 _SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other than between those of groups
 
@@ -22,9 +23,9 @@ _SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other 
 def split_products(graph: Graph, ranks: int) -> Graph:
     """The forward graph of one rank of a group that computes together.
 
-    Each keeps a part of the weights that regions (see `regions_of`) read, and computes with it; the rest is as it was,
-    and the same on all ranks of a group. Sums of what ranks have are `all_reduce`, whose derivative brings together
-    cotangents in the same way, so that nothing else is exchanged.
+    Each keeps a part of the weights that regions (see `regions_of`) read, and computes with it. What lies between
+    regions it computes for some of the tokens (see `tokens_of`); the rest is as it was, and the same on all ranks of a
+    group. The derivatives of sums and of gathers bring together cotangents, so that nothing else is exchanged.
 
     Raises:
         UsageError: nothing can be computed in parts; says why.
@@ -34,20 +35,22 @@ def split_products(graph: Graph, ranks: int) -> Graph:
         name, why = next(iter(found.whole.items()), ("", "there is no product with a weight"))
         where = f": {name!r} stays whole, since {why}" if name else f": {why}"
         raise UsageError(f"tensor={ranks}: nothing of {graph.name!r} can be computed in parts{where}")
-    return _Rewrite(graph, ranks, found).run()
+    return _Rewrite(graph, ranks, found, tokens_of(graph, found.regions, ranks)).run()
 
 
 class _Rewrite:
     """One graph, with local types in its regions."""
 
-    def __init__(self, graph: Graph, ranks: int, found: Found) -> None:
-        self.graph, self.ranks, self.found = graph, ranks, found
-        self.region_of = {node: region for region in found.regions for node in region.nodes}
+    def __init__(self, graph: Graph, ranks: int, found: Found, tokens: Tokens) -> None:
+        self.graph, self.ranks, self.found, self.tokens = graph, ranks, found, tokens
+        self.region_of = {node: region for region in (*found.regions, *tokens.regions) for node in region.nodes}
+        self.cut_by_tokens = {value: shard for region in tokens.regions for value, shard in region.parts.items()}
         self.b = b = Builder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one
         self.own: dict[tuple[Value, Shard], Value] = {}
+        self.all_tokens: dict[Value, Value] = {}  # what has been gathered of a value
         self.drawn: dict[Value, Value] = {}  # by random state, that from which a rank draws its own numbers
 
     def run(self) -> Graph:
@@ -58,15 +61,15 @@ class _Rewrite:
             b.source, b.scope = node.source, ""
             region = self.region_of.get(node)
             if region is None:
-                inputs = tuple(self.now.get(x, x) for x in node.inputs)
+                inputs = tuple(self.whole(x) for x in node.inputs)
                 b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
             else:
                 self.cut(node, region)
-        now = self.now
-        updates = {now.get(old, old): now.get(new, new) for old, new in graph.updates.items()}
-        b.notes.append(_note(graph, self.found, self.ranks))
-        outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
-        return b.finish(outputs, updates, None if graph.loss is None else now.get(graph.loss, graph.loss))
+        b.scope = ""
+        updates = {self.whole(old): self.whole(new) for old, new in graph.updates.items()}
+        b.notes.append(note(graph, self.found, self.tokens, self.ranks))
+        outputs = {name: self.whole(value) for name, value in graph.outputs.items()}
+        return b.finish(outputs, updates, None if graph.loss is None else self.whole(graph.loss))
 
     def stored(self, value: Value) -> Value:
         """What a rank stores in the place of a value."""
@@ -96,28 +99,39 @@ class _Rewrite:
             b.append(Node(shards.op, inputs, outputs, node.name, node.source))
             return
         b.scope = f"{node.name}/"
-        self.now.update(zip(node.outputs, shards.close(b, self.ranks, node, inputs), strict=True))
+        total = Total(self.ranks, self.cut_by_tokens.get(node.outputs[0]))
+        self.now.update(zip(node.outputs, shards.close(b, total, node, inputs), strict=True))
+
+    def whole(self, value: Value) -> Value:
+        """What takes the place of a value where all tokens are needed."""
+        now = self.now.get(value, value)
+        if value not in self.cut_by_tokens:
+            return now
+        if value not in self.all_tokens:
+            b, scope = self.b, self.b.scope
+            b.scope = f"{value.name}/"
+            self.all_tokens[value] = gathered(b, now, self.cut_by_tokens[value], value.type)
+            b.scope = scope
+        return self.all_tokens[value]
 
     def input(self, value: Value, region: Region) -> Value:
         """What a node of a region reads in the place of a value."""
+        if value in region.parts:
+            return self.now.get(value, value)
         shard = region.own.get(value)
         if shard is None:
-            return self.now.get(value, value)
+            return self.whole(value)
         if (value, shard) not in self.own:
             self.own[value, shard] = self.part_of(value, shard)
         return self.own[value, shard]
 
     def part_of(self, value: Value, shard: Shard) -> Value:
         """This rank's part of what every rank has; of a constant, no other is kept."""
-        b, shape, axis = self.b, value.shape, shard.axis
+        b = self.b
         if value.kind is Kind.CONSTANT and value.init is not None:
             kept = Sharded(shard, value.type, value.init)
             return b.store(f"{value.name}/part", shard.of(value.type), Kind.CONSTANT, kept)
-        extent = shape[axis] // shard.blocks // shard.ranks
-        apart = reshape(b, value, (*shape[:axis], shard.blocks, shard.ranks, extent, *shape[axis + 1 :]))
-        others = [i for i in range(len(apart.shape)) if i != axis + 1]
-        first = b.apply(OwnPart(shard.ranks), transpose(b, apart, (axis + 1, *others)), name="own_part")
-        return reshape(b, first, shard.of(value.type).shape)
+        return own_part(b, self.whole(value), shard)
 
     def state_of_rank(self, state: Value) -> Value:
         """The random state from which each rank of a group draws its own numbers: that of all, with another seed."""
@@ -132,17 +146,3 @@ class _Rewrite:
             self.drawn[state] = elementwise(b, lambda s, d: s + d, common, shift, name=f"{state.name}/of_rank")
             b.scope = scope
         return self.drawn[state]
-
-
-def _note(graph: Graph, found: Found, ranks: int) -> str:
-    """What is computed in parts, and what is not."""
-    count, whole = found.products - len(found.whole), found.whole
-    weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
-    cut = sum(value.type.size for value in weights if any(value in region.parts for region in found.regions))
-    share = f"{cut / sum(value.type.size for value in weights):.0%} of all weights"
-    text = f"tensor={ranks}: {count} of {found.products} products are computed in parts, with {share}"
-    if whole:
-        name, why = next(iter(whole.items()))
-        more = f", and {len(whole) - 1} more," if len(whole) > 1 else ""
-        text += f"; every rank computes {name!r}{more} whole: {why}"
-    return text

@@ -1,0 +1,153 @@
+"""What lies between products in parts: each rank computes it for some of the tokens.
+
+Sums of products are what such a region begins with: a rank gets its tokens' part of a sum, and what follows computes
+with these, up to what needs all tokens and gathers them (Korthikanti et al., "Reducing Activation Recomputation in
+Large Transformer Models", 2022: sequence parallelism). A sum over ranks sends as much as its two halves, this part of
+it and the gathering, so nothing more is sent, and of norms, dropout and residual sums a rank keeps its tokens' alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.graph import Graph, Node, Value
+from foreplan.graph.shard import Shard
+from foreplan.passes.tensor.closings import entropies
+from foreplan.passes.tensor.regions import Region, Search
+from foreplan.passes.tensor.rules import Known, StaysWhole, check, shards_of
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What ranks compute for some of the tokens.
+
+    Attributes:
+        regions: disjoint.
+        sums: how many sums of products begin them.
+        whole: by the name of each other sum, why every rank gets all of it.
+    """
+
+    regions: tuple[Region, ...]
+    sums: int
+    whole: dict[str, str]
+
+
+def tokens_of(graph: Graph, regions: Sequence[Region], ranks: int) -> Tokens:
+    """What lies between regions of products in parts, cut along an axis of their sums other than the last: along the
+    first one that divides and lets no more be gathered than what is summed.
+    """
+    between = _Between(graph, regions)
+    found, begun, whole = list[Region](), set[Value](), dict[str, str]()
+    for value, node in between.sums.items():
+        if value in begun:
+            continue
+        region, why = between.from_sum(value, ranks)
+        if region is None:
+            whole[node.name] = why
+            continue
+        found.append(region)
+        begun.update(region.parts.keys() & between.sums.keys())
+        between.taken.update(region.nodes)
+    whole = {name: why for name, why in whole.items() if name not in {between.sums[value].name for value in begun}}
+    return Tokens(tuple(found), len(begun), whole)
+
+
+class _Between:
+    """Looks for regions of tokens.
+
+    Attributes:
+        sums: what nodes of other regions sum up over ranks, and the node of each.
+        taken: nodes that are in a region.
+    """
+
+    def __init__(self, graph: Graph, regions: Sequence[Region]) -> None:
+        self.search = search = Search(graph)
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        closed = {node: shards.close for region in regions for node, shards in region.nodes.items()}
+        self.sums = {y: node for y, node in search.producer.items() if closed.get(node) not in (None, entropies)}
+        self.taken = {node for region in regions for node in region.nodes}
+
+    def from_sum(self, value: Value, ranks: int) -> tuple[Region | None, str]:
+        """The region that begins with a sum, and others; None, and why there is none."""
+        reasons = []
+        for axis in range(value.type.rank - 1):
+            shard = Shard(ranks, axis)
+            try:
+                check(shard, value.type)
+            except StaysWhole as error:
+                reasons.append(str(error))
+                continue
+            region = self.grown(value, shard)
+            self.end_where_least_is_gathered(region)
+            gathers = sum(each.type.nbytes for each in self.gathered(region))
+            if gathers <= sum(each.type.nbytes for each in region.parts.keys() & self.sums.keys()):
+                return region, ""
+            reasons.append("more would have to be gathered than what is summed")
+        return None, next(iter(reasons), f"{value.type} has no axis of tokens")
+
+    def grown(self, start: Value, shard: Shard) -> Region:
+        """All that can compute with parts, as far as it hangs together with a sum."""
+        region, coming = Region(parts={start: shard}), [start]
+        while coming:
+            value = coming.pop()
+            shard, producer = region.parts[value], self.search.producer[value]
+            if value not in self.sums and producer not in region.nodes:
+                coming += self.join(region, Known(producer, producer.outputs.index(value), True, shard))
+                if producer not in region.nodes:
+                    region.own[value] = region.parts.pop(value)
+                    continue
+            for node, index in self.search.readers.get(value, ()):
+                coming += self.join(region, Known(node, index, False, shard))
+        return region
+
+    def join(self, region: Region, known: Known) -> list[Value]:
+        """Take a node in, if it can compute with parts; what else is cut then."""
+        node = known.node
+        if node in self.taken or node in region.nodes:
+            return []
+        try:
+            shards = shards_of(known)
+        except StaysWhole:
+            return []
+        tensors = [*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs)]
+        now = {value: region.parts.get(value, region.own.get(value)) for value, _ in tensors}
+        if any(now[value] not in (None, shard) for value, shard in tensors):
+            return []
+        region.nodes[node] = shards
+        cut = {value: shard for value, shard in tensors if shard is not None and now[value] is None}
+        made = {value: shard for value, shard in cut.items() if self.is_made_between(value)}
+        region.parts |= made
+        region.own |= {value: shard for value, shard in cut.items() if value not in made}
+        return list(made)
+
+    def is_made_between(self, value: Value) -> bool:
+        """Whether nodes between regions may make parts of a value; of others, each rank takes its part."""
+        producer = self.search.producer.get(value)
+        return value in self.sums or not (producer is None or producer in self.taken or self.search.is_given(value))
+
+    def gathered(self, region: Region) -> list[Value]:
+        """The values in parts of which something needs all tokens."""
+
+        def is_whole(node: Node, index: int) -> bool:
+            return node not in region.nodes or region.nodes[node].inputs[index] is None
+
+        readers, returned = self.search.readers, self.search.returned
+        return [
+            value
+            for value in region.parts
+            if value in returned or any(is_whole(node, index) for node, index in readers.get(value, ()))
+        ]
+
+    def end_where_least_is_gathered(self, region: Region) -> None:
+        """Leave out what comes last and makes more than it reads, such as logits: what it reads is gathered instead."""
+        for node in sorted(region.nodes, key=self.position.__getitem__, reverse=True):
+            gathered = self.gathered(region)
+            read = [x for x in dict.fromkeys(node.inputs) if x in region.parts and x not in gathered]
+            made = [y for y in node.outputs if y in region.parts]
+            inner = any(reader in region.nodes for y in made for reader, _ in self.search.readers.get(y, ()))
+            more = sum(y.type.nbytes for y in made if y in gathered) - sum(x.type.nbytes for x in read)
+            if not inner and more > 0:
+                del region.nodes[node]
+                for y in made:
+                    del region.parts[y]
