@@ -11,7 +11,8 @@ from foreplan.ops.shape import Reshape, Transpose
 
 def gather_again(graph: Graph) -> Graph:
     """The step in which what an `all_gather` with `again` gives is read by the forward pass alone. Backward reads what
-    another gather brings, before its first reader, so that in between each rank keeps its own part.
+    another gather brings, before its first reader, so that in between each rank keeps its own part. What is gathered
+    last stays, since backward begins with it.
     """
     return _Again(graph).run()
 
@@ -25,6 +26,8 @@ class _Again:
         self.b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.gathers: dict[Value, Node] = {}  # by what is gathered, and the forms that it is brought into: what made it
         self.again: dict[Value, Value] = {}
+        gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
+        self.last = gathers[-1] if gathers else None
 
     def run(self) -> Graph:
         """The graph."""
@@ -42,7 +45,7 @@ class _Again:
     def brings(self, node: Node) -> bool:
         """Whether a node gathers, or brings what has been gathered into another form."""
         if isinstance(node.op, AllGather):
-            return node.op.again
+            return node.op.again and node is not self.last
         return isinstance(node.op, Reshape | Transpose) and node.inputs[0] in self.gathers
 
     def late(self, value: Value) -> Value:

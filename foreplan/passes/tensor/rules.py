@@ -233,16 +233,17 @@ def _of_concat(known: Known) -> Shards:
 
 
 def _of_attention(known: Known) -> Shards:
-    """By heads."""
+    """By heads, or by samples."""
     op, shard = known.node.op, known.shard
     assert isinstance(op, Attention)
     heads = 2 if op.heads_last else 1
     is_mask, is_sums = not known.made and known.index == 3, known.made and known.index == 1
-    if shard.axis != (1 if is_mask or is_sums else heads) or shard.blocks > 1:
-        raise StaysWhole(f"attention is computed by heads, and {known.type} would be cut along another axis")
-    mask = [_broadcast(replace(shard, axis=1), 4, x.shape) for x in known.inputs[3:]]
-    of_heads = replace(shard, axis=heads)
-    return Shards((of_heads, of_heads, of_heads, *mask), (of_heads, replace(shard, axis=1)), op)
+    axis = shard.axis + (4 - known.type.rank if is_mask else 0)  # a mask may have fewer axes, the last ones
+    if axis != 0 and (axis != (1 if is_mask or is_sums else heads) or shard.blocks > 1):
+        raise StaysWhole(f"attention is computed by heads or samples, and {known.type} would be cut along another axis")
+    of_heads, of_sums = replace(shard, axis=axis and heads), replace(shard, axis=min(axis, 1))
+    mask = [_broadcast(of_sums, 4, x.shape) for x in known.inputs[3:]]
+    return Shards((of_heads, of_heads, of_heads, *mask), (of_heads, of_sums), op)
 
 
 def _of_rows(known: Known) -> Shards:
@@ -276,16 +277,24 @@ def _of_reduce(known: Known) -> Shards:
 
 
 def _of_gather(known: Known) -> Shards:
-    """Rows of a table; or some of the indices, and what they read."""
+    """Rows of a table; or other axes of it; or some of the indices."""
     op, (table, indices), shard = known.node.op, known.inputs, known.shard
     assert isinstance(op, Gather)
-    if not known.made and not known.index and shard.axis == op.axis and shard.blocks == 1:
+    behind = indices.rank - 1  # how many axes more the result has behind those before the rows
+    if known.made:
+        axis = shard.axis
+    elif known.index:
+        axis = shard.axis + op.axis
+    elif shard.axis != op.axis:
+        axis = shard.axis + (behind if shard.axis > op.axis else 0)
+    elif shard.blocks == 1:
         return Shards((shard, None), (None,), op, rows)
-    before = op.axis if known.made else 0
-    if (not known.made and not known.index) or not 0 <= shard.axis - before < indices.rank:
-        raise StaysWhole(f"gather of {known.type} needs the whole of it")
-    axis = shard.axis - before
-    return Shards((None, replace(shard, axis=axis)), (replace(shard, axis=axis + op.axis),), op)
+    else:
+        raise StaysWhole(f"gather of {known.type} needs neighbouring rows of it")
+    result = (replace(shard, axis=axis),)
+    if op.axis <= axis <= op.axis + behind:
+        return Shards((None, replace(shard, axis=axis - op.axis)), result, op)
+    return Shards((replace(shard, axis=axis if axis < op.axis else axis - behind), None), result, op)
 
 
 def _of_entropy(known: Known) -> Shards:

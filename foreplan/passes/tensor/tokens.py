@@ -8,7 +8,7 @@ it and the gathering, so nothing more is sent, and of norms, dropout and residua
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Graph, Node, Value
@@ -70,21 +70,26 @@ class _Between:
 
     def from_sum(self, value: Value, ranks: int) -> tuple[Region | None, str]:
         """The region that begins with a sum, and others; None, and why there is none."""
-        reasons = []
+        why, fits = f"{value.type} has no axis of tokens", False
         for axis in range(value.type.rank - 1):
             shard = Shard(ranks, axis)
             try:
                 check(shard, value.type)
             except StaysWhole as error:
-                reasons.append(str(error))
+                why = why if fits else str(error)
                 continue
-            region = self.grown(value, shard)
+            region, fits = self.grown(value, shard), True
             self.end_where_least_is_gathered(region)
-            gathers = sum(each.type.nbytes for each in self.gathered(region))
-            if gathers <= sum(each.type.nbytes for each in region.parts.keys() & self.sums.keys()):
+            if not self.pays(region):
+                self.begin_where_least_is_gathered(region)
+            if self.pays(region):
                 return region, ""
-            reasons.append("more would have to be gathered than what is summed")
-        return None, next(iter(reasons), f"{value.type} has no axis of tokens")
+            why = "more would have to be gathered than what is summed"
+        return None, why
+
+    def pays(self, region: Region) -> bool:
+        """Whether no more is gathered than what is summed."""
+        return _nbytes(self.gathered(region)) <= _nbytes(region.parts.keys() & self.sums.keys())
 
     def grown(self, start: Value, shard: Shard) -> Region:
         """All that can compute with parts, as far as it hangs together with a sum."""
@@ -140,14 +145,47 @@ class _Between:
         ]
 
     def end_where_least_is_gathered(self, region: Region) -> None:
-        """Leave out what comes last and makes more than it reads, such as logits: what it reads is gathered instead."""
+        """Leave out what comes last where more is gathered of it than of what it reads, such as logits, or queries,
+        keys and values that are whole: what it reads is gathered instead.
+        """
+        gathered = set(self.gathered(region))
         for node in sorted(region.nodes, key=self.position.__getitem__, reverse=True):
-            gathered = self.gathered(region)
-            read = [x for x in dict.fromkeys(node.inputs) if x in region.parts and x not in gathered]
-            made = [y for y in node.outputs if y in region.parts]
-            inner = any(reader in region.nodes for y in made for reader, _ in self.search.readers.get(y, ()))
-            more = sum(y.type.nbytes for y in made if y in gathered) - sum(x.type.nbytes for x in read)
-            if not inner and more > 0:
-                del region.nodes[node]
+            last = self.followed(region, node)
+            made = {y for each in last for y in each.outputs if y in region.parts}
+            read = {x for each in last for x in each.inputs if x in region.parts} - made
+            if _nbytes(read - gathered) < _nbytes(made & gathered):
+                for each in last:
+                    del region.nodes[each]
                 for y in made:
                     del region.parts[y]
+                gathered = gathered - made | read
+
+    def begin_where_least_is_gathered(self, region: Region) -> None:
+        """Leave out what depends on no sum yet and is gathered, with all before it: every rank computes it whole."""
+        before = dict[Node, set[Node]]()  # nodes that depend on no sum, and all that each depends on
+        for node in sorted(region.nodes, key=self.position.__getitem__):
+            made_by = [self.search.producer[x] for x in node.inputs if x in region.parts]
+            if all(producer in before for producer in made_by):
+                before[node] = {node}.union(*(before[producer] for producer in made_by))
+        for value in self.gathered(region):
+            for node in before.get(self.search.producer[value], ()):
+                if region.nodes.pop(node, None) is not None:
+                    region.own |= {y: region.parts.pop(y) for y in node.outputs if y in region.parts}
+
+    def followed(self, region: Region, start: Node) -> set[Node]:
+        """A node of a region, and all of it that follows; nothing, if that computes with further sums."""
+        found, coming = set[Node](), [start]
+        while coming:
+            node = coming.pop()
+            if node in found:
+                continue
+            if any(x in self.sums for x in node.inputs) or node not in region.nodes:
+                return set()
+            found.add(node)
+            readers = (reader for y in node.outputs for reader, _ in self.search.readers.get(y, ()))
+            coming += [reader for reader in readers if reader in region.nodes]
+        return found
+
+
+def _nbytes(values: Iterable[Value]) -> int:
+    return sum(value.type.nbytes for value in values)
