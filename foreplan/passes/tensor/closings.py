@@ -1,5 +1,5 @@
-"""Where parts end: what makes whole values, the same on all ranks of a group, of what each of them has; or parts of them
-along another axis.
+"""Where parts end: what makes whole values, the same on all ranks of a group, of what each of them has; or its tokens'
+part of them.
 """
 
 from __future__ import annotations
@@ -65,4 +65,3 @@ def entropies(b: Builder, total: Total, node: Node, inputs: Sequence[Value]) -> 
     logit = total.of(b, picked)
     counts = call("ne", Arg(2), op.ignore_index)
     return [elementwise(b, where(counts, Arg(0) - Arg(1), 0.0), whole, logit, target, dtype=own.dtype), whole]
-

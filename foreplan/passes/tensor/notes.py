@@ -18,10 +18,11 @@ def note(graph: Graph, found: Found, tokens: Tokens, ranks: int) -> str:
     if found.whole:
         name, why = next(iter(found.whole.items()))
         more = f", and {len(found.whole) - 1} more," if len(found.whole) > 1 else ""
-        text += f"; every rank computes {name!r}{more} {'with all of its weight' if name in by_tokens else 'whole'}: {why}"
+        how = "for its own tokens, with all of its weight" if name in by_tokens else "whole"
+        text += f"; every rank computes {name!r}{more} {how}: {why}"
     sums = tokens.sums + len(tokens.whole)
-    text += f"; of {tokens.sums} of {sums} sums of products each rank keeps its tokens'"
+    text += f"; {tokens.sums} of {sums} sums of products give each rank its own tokens alone"
     if tokens.whole:
         name, why = next(iter(tokens.whole.items()))
-        text += f", and of {name!r} all: {why}"
+        text += f", and {name!r} all of them: {why}"
     return text

@@ -278,7 +278,7 @@ def _of_reduce(known: Known) -> Shards:
 
 def _of_gather(known: Known) -> Shards:
     """Rows of a table; or other axes of it; or some of the indices."""
-    op, (table, indices), shard = known.node.op, known.inputs, known.shard
+    op, indices, shard = known.node.op, known.inputs[1], known.shard
     assert isinstance(op, Gather)
     behind = indices.rank - 1  # how many axes more the result has behind those before the rows
     if known.made:
