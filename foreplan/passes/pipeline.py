@@ -65,7 +65,7 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
-from foreplan.passes.tensor import gather_again, split_products
+from foreplan.passes.tensor import gather_again, split_products, sum_input_gradients
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -314,6 +314,12 @@ PASSES: tuple[Pass, ...] = (
         ensures=("backward",),
     ),
     _plain(gather_again, Stage.TRAINING, _computes_in_parts),
+    Pass(
+        "sum_input_gradients",
+        Stage.TRAINING,
+        lambda g, s: sum_input_gradients(g, s.ranks.tensor),
+        _computes_in_parts,
+    ),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),

@@ -20,7 +20,7 @@ from foreplan.step_graphs import graphs_of_step
 from tests.profile import pick
 from tests.ranks.test_tensor_drawn import Draw
 from tests.ranks.threads import run
-from tests.ranks.training import assert_close, assert_same, trained
+from tests.ranks.training import assert_close, assert_same, own_part, trained
 
 GPT = "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60"
 TEXTS = {
@@ -222,6 +222,30 @@ def test_masks_differ_between_tokens() -> None:
     pairs = [{(i, j) for i in range(65) for j in range(65) if i * i + j * j == total} for total in sums]
     assert all(pairs), sums
     assert not all(2 * round((total / 2) ** 0.5) ** 2 == total for total in sums), "both samples have one mask"
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 4), (2, 3), (4, 4)])
+def test_gradients_of_inputs(ranks: int, batch: int) -> None:
+    """Each rank of a group gives those of all of the group's samples, of the mean of all losses."""
+    rng = np.random.default_rng(0)
+    samples = batch * ranks // 2
+    whole = {"x": rng.standard_normal((samples, 784), np.float32), "target": rng.integers(0, 10, samples)}
+
+    def compiled(batch: int, **options: Any) -> fp.Compiled:
+        graph = fp.models.build(f"mlp:width=8,layers=2,batch={batch}")
+        return fp.compile(graph, fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", gradients=["x"], **options)
+
+    step = compiled(batch, ranks=ranks, tensor=2)
+
+    def job(world: Any) -> np.ndarray:
+        own = own_part(whole, world.rank // 2, ranks // 2)
+        return step.bind(seed=1).step(own).gradients["x"]
+
+    wanted = compiled(samples).bind(seed=1).step(whole).gradients["x"]
+    found = run(ranks, job)
+    for rank, gradient in enumerate(found):
+        group = rank // 2
+        np.testing.assert_allclose(gradient, wanted[group * batch : (group + 1) * batch], atol=1e-8)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "recompute", "budget"])

@@ -9,7 +9,7 @@ from foreplan.passes.tensor.tokens import Tokens
 
 def note(graph: Graph, found: Found, tokens: Tokens, ranks: int) -> str:
     """What is computed in parts, and what is not."""
-    by_tokens = {node.name for region in tokens.regions for node in region.nodes}
+    by_tokens = {node.name for region in tokens.regions for node in region.shards}
     count = found.products - len(found.whole)
     weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
     cut = sum(value.type.size for value in weights if any(value in region.parts for region in found.regions))

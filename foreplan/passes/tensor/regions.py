@@ -28,20 +28,20 @@ class Region:
 
     Attributes:
         parts: how values are cut, stored ones among them.
-        nodes: what computes with parts.
+        shards: what computes with parts, and how the tensors of each node are cut.
         own: values that every rank has whole, of which it takes its part there.
         whole: values that nodes of the region read, or make, whole.
     """
 
     parts: dict[Value, Shard] = field(default_factory=dict)
-    nodes: dict[Node, Shards] = field(default_factory=dict)
+    shards: dict[Node, Shards] = field(default_factory=dict)
     own: dict[Value, Shard] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
 
     @property
     def is_closed(self) -> bool:
         """Whether nodes make whole values of the parts."""
-        return any(shards.close is not None for shards in self.nodes.values())
+        return any(each.close is not None for each in self.shards.values())
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def regions_of(graph: Graph, ranks: int) -> Found:
         if node in taken or not (search.is_product(node) or search.is_large_table(node)):
             continue
         region, why = search.from_node(node, ranks)
-        if region is None or not taken.isdisjoint(region.nodes):
+        if region is None or not taken.isdisjoint(region.shards):
             if isinstance(node.op, MatMul):
                 whole[node.name] = why
             continue
         found.append(region)
-        taken.update(region.nodes)
+        taken.update(region.shards)
     whole = {name: why for name, why in whole.items() if name not in {node.name for node in taken}}
     return Found(tuple(found), len(products), whole)
 
@@ -168,9 +168,9 @@ class Search:
             StaysWhole: it cannot.
         """
         node, shards = known.node, shards_of(known)
-        if region.nodes.get(node, shards) != shards:
+        if region.shards.get(node, shards) != shards:
             raise StaysWhole(f"{node.name!r} would be cut in two ways")
-        region.nodes[node] = shards
+        region.shards[node] = shards
         found = []
         for value, cut in (*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs)):
             if cut is not None:

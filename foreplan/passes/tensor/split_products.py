@@ -43,7 +43,7 @@ class _Rewrite:
 
     def __init__(self, graph: Graph, ranks: int, found: Found, tokens: Tokens) -> None:
         self.graph, self.ranks, self.found, self.tokens = graph, ranks, found, tokens
-        self.region_of = {node: region for region in (*found.regions, *tokens.regions) for node in region.nodes}
+        self.region_of = {node: region for region in (*found.regions, *tokens.regions) for node in region.shards}
         self.cut_by_tokens = {value: shard for region in tokens.regions for value, shard in region.parts.items()}
         self.b = b = Builder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
@@ -86,7 +86,7 @@ class _Rewrite:
 
     def cut(self, node: Node, region: Region) -> None:
         """A node of a region, on this rank's parts."""
-        b, shards = self.b, region.nodes[node]
+        b, shards = self.b, region.shards[node]
         inputs = tuple(self.input(x, region) for x in node.inputs)
         if isinstance(node.op, Random):
             inputs = tuple(self.state_of_rank(x) for x in node.inputs)

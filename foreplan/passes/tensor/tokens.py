@@ -48,7 +48,7 @@ def tokens_of(graph: Graph, regions: Sequence[Region], ranks: int) -> Tokens:
             continue
         found.append(region)
         begun.update(region.parts.keys() & between.sums.keys())
-        between.taken.update(region.nodes)
+        between.taken.update(region.shards)
     whole = {name: why for name, why in whole.items() if name not in {between.sums[value].name for value in begun}}
     return Tokens(tuple(found), len(begun), whole)
 
@@ -64,9 +64,9 @@ class _Between:
     def __init__(self, graph: Graph, regions: Sequence[Region]) -> None:
         self.search = search = Search(graph)
         self.position = {node: i for i, node in enumerate(graph.nodes)}
-        closed = {node: shards.close for region in regions for node, shards in region.nodes.items()}
+        closed = {node: shards.close for region in regions for node, shards in region.shards.items()}
         self.sums = {y: node for y, node in search.producer.items() if closed.get(node) not in (None, entropies)}
-        self.taken = {node for region in regions for node in region.nodes}
+        self.taken = {node for region in regions for node in region.shards}
 
     def from_sum(self, value: Value, ranks: int) -> tuple[Region | None, str]:
         """The region that begins with a sum, and others; None, and why there is none."""
@@ -97,9 +97,9 @@ class _Between:
         while coming:
             value = coming.pop()
             shard, producer = region.parts[value], self.search.producer[value]
-            if value not in self.sums and producer not in region.nodes:
+            if value not in self.sums and producer not in region.shards:
                 coming += self.join(region, Known(producer, producer.outputs.index(value), True, shard))
-                if producer not in region.nodes:
+                if producer not in region.shards:
                     region.own[value] = region.parts.pop(value)
                     continue
             for node, index in self.search.readers.get(value, ()):
@@ -109,7 +109,7 @@ class _Between:
     def join(self, region: Region, known: Known) -> list[Value]:
         """Take a node in, if it can compute with parts; what else is cut then."""
         node = known.node
-        if node in self.taken or node in region.nodes:
+        if node in self.taken or node in region.shards:
             return []
         try:
             shards = shards_of(known)
@@ -119,7 +119,7 @@ class _Between:
         now = {value: region.parts.get(value, region.own.get(value)) for value, _ in tensors}
         if any(now[value] not in (None, shard) for value, shard in tensors):
             return []
-        region.nodes[node] = shards
+        region.shards[node] = shards
         cut = {value: shard for value, shard in tensors if shard is not None and now[value] is None}
         made = {value: shard for value, shard in cut.items() if self.is_made_between(value)}
         region.parts |= made
@@ -135,7 +135,7 @@ class _Between:
         """The values in parts of which something needs all tokens."""
 
         def is_whole(node: Node, index: int) -> bool:
-            return node not in region.nodes or region.nodes[node].inputs[index] is None
+            return node not in region.shards or region.shards[node].inputs[index] is None
 
         readers, returned = self.search.readers, self.search.returned
         return [
@@ -149,13 +149,13 @@ class _Between:
         keys and values that are whole: what it reads is gathered instead.
         """
         gathered = set(self.gathered(region))
-        for node in sorted(region.nodes, key=self.position.__getitem__, reverse=True):
+        for node in sorted(region.shards, key=self.position.__getitem__, reverse=True):
             last = self.followed(region, node)
             made = {y for each in last for y in each.outputs if y in region.parts}
             read = {x for each in last for x in each.inputs if x in region.parts} - made
             if _nbytes(read - gathered) < _nbytes(made & gathered):
                 for each in last:
-                    del region.nodes[each]
+                    del region.shards[each]
                 for y in made:
                     del region.parts[y]
                 gathered = gathered - made | read
@@ -163,13 +163,13 @@ class _Between:
     def begin_where_least_is_gathered(self, region: Region) -> None:
         """Leave out what depends on no sum yet and is gathered, with all before it: every rank computes it whole."""
         before = dict[Node, set[Node]]()  # nodes that depend on no sum, and all that each depends on
-        for node in sorted(region.nodes, key=self.position.__getitem__):
+        for node in sorted(region.shards, key=self.position.__getitem__):
             made_by = [self.search.producer[x] for x in node.inputs if x in region.parts]
             if all(producer in before for producer in made_by):
                 before[node] = {node}.union(*(before[producer] for producer in made_by))
         for value in self.gathered(region):
             for node in before.get(self.search.producer[value], ()):
-                if region.nodes.pop(node, None) is not None:
+                if region.shards.pop(node, None) is not None:
                     region.own |= {y: region.parts.pop(y) for y in node.outputs if y in region.parts}
 
     def followed(self, region: Region, start: Node) -> set[Node]:
@@ -179,11 +179,11 @@ class _Between:
             node = coming.pop()
             if node in found:
                 continue
-            if any(x in self.sums for x in node.inputs) or node not in region.nodes:
+            if any(x in self.sums for x in node.inputs) or node not in region.shards:
                 return set()
             found.add(node)
             readers = (reader for y in node.outputs for reader, _ in self.search.readers.get(y, ()))
-            coming += [reader for reader in readers if reader in region.nodes]
+            coming += [reader for reader in readers if reader in region.shards]
         return found
 
 
