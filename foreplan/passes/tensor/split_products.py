@@ -15,6 +15,7 @@ from foreplan.ops.random import Random
 from foreplan.passes.tensor.notes import note
 from foreplan.passes.tensor.pieces import Total, gathered, own_part
 from foreplan.passes.tensor.regions import Found, Region, regions_of
+from foreplan.passes.tensor.rules import Placement
 from foreplan.passes.tensor.tokens import Tokens, tokens_of
 
 _SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other than between those of groups
@@ -87,7 +88,7 @@ class _Rewrite:
     def cut(self, node: Node, region: Region) -> None:
         """A node of a region, on this rank's parts."""
         b, shards = self.b, region.shards[node]
-        inputs = tuple(self.input(x, region) for x in node.inputs)
+        inputs = tuple(self.input(x, shard, region) for x, shard in zip(node.inputs, shards.inputs, strict=True))
         if isinstance(node.op, Random):
             inputs = tuple(self.state_of_rank(x) for x in node.inputs)
         if shards.close is None:
@@ -114,13 +115,12 @@ class _Rewrite:
             b.scope = scope
         return self.all_tokens[value]
 
-    def input(self, value: Value, region: Region) -> Value:
-        """What a node of a region reads in the place of a value."""
-        if value in region.parts:
-            return self.now.get(value, value)
-        shard = region.own.get(value)
+    def input(self, value: Value, shard: Placement, region: Region) -> Value:
+        """What a node of a region reads in the place of a value that is cut so."""
         if shard is None:
             return self.whole(value)
+        if value not in region.own:
+            return self.now.get(value, value)
         if (value, shard) not in self.own:
             self.own[value, shard] = self.part_of(value, shard)
         return self.own[value, shard]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.graph.shard import Shard
-from foreplan.passes.tensor.closings import entropies
+from foreplan.ops.index import Gather
+from foreplan.ops.matmul import MatMul
 from foreplan.passes.tensor.regions import Region, Search
 from foreplan.passes.tensor.rules import Known, StaysWhole, check, shards_of
 
@@ -57,15 +58,20 @@ class _Between:
     """Looks for regions of tokens.
 
     Attributes:
-        sums: what nodes of other regions sum up over ranks, and the node of each.
+        sums: what products, and reads of tables, in other regions sum up over ranks; the node of each.
         taken: nodes that are in a region.
     """
 
     def __init__(self, graph: Graph, regions: Sequence[Region]) -> None:
         self.search = search = Search(graph)
         self.position = {node: i for i, node in enumerate(graph.nodes)}
-        closed = {node: shards.close for region in regions for node, shards in region.shards.items()}
-        self.sums = {y: node for y, node in search.producer.items() if closed.get(node) not in (None, entropies)}
+        products = {
+            node
+            for region in regions
+            for node, shards in region.shards.items()
+            if shards.close is not None and isinstance(node.op, MatMul | Gather)
+        }
+        self.sums = {value: node for value, node in search.producer.items() if node in products}
         self.taken = {node for region in regions for node in region.shards}
 
     def from_sum(self, value: Value, ranks: int) -> tuple[Region | None, str]:
@@ -116,11 +122,14 @@ class _Between:
         except StaysWhole:
             return []
         tensors = [*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs)]
-        now = {value: region.parts.get(value, region.own.get(value)) for value, _ in tensors}
-        if any(now[value] not in (None, shard) for value, shard in tensors):
-            return []
+        cut = dict[Value, Shard]()
+        for value, placement in tensors:
+            now = region.parts.get(value, region.own.get(value))
+            if now not in (None, placement):
+                return []
+            if placement is not None and now is None and cut.setdefault(value, placement) != placement:
+                return []
         region.shards[node] = shards
-        cut = {value: shard for value, shard in tensors if shard is not None and now[value] is None}
         made = {value: shard for value, shard in cut.items() if self.is_made_between(value)}
         region.parts |= made
         region.own |= {value: shard for value, shard in cut.items() if value not in made}
