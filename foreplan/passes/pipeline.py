@@ -239,6 +239,11 @@ def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
     return Pass(fuse.__name__, Stage.TARGET, run, optional=True)
 
 
+def _of_group(function: Callable[[Graph, int], Graph], stage: Stage) -> Pass:
+    """A pass of ranks that compute parts of products, given how many they are."""
+    return Pass(function.__name__, stage, lambda graph, s: function(graph, s.ranks.tensor), _computes_in_parts)
+
+
 # Passes that help every graph, in the order in which each helps the next.
 SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
     fold_constants,
@@ -280,12 +285,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(fold_transposes, Stage.FORWARD),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
-    Pass(
-        "split_products",
-        Stage.MEMORY,
-        lambda g, s: split_products(g, s.ranks.tensor),
-        _computes_in_parts,
-    ),
+    _of_group(split_products, Stage.MEMORY),
     Pass("split_to_loss", Stage.MEMORY, lambda g, s: split_to_loss(g, s.to_loss), lambda s: bool(s.to_loss)),
     _plain(split_few, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.FEW),
     _plain(split_samples, Stage.MEMORY, lambda s: s.trains and s.fission in (Fission.SAMPLES, Fission.ROWS)),
@@ -314,12 +314,7 @@ PASSES: tuple[Pass, ...] = (
         ensures=("backward",),
     ),
     _plain(gather_again, Stage.TRAINING, _computes_in_parts),
-    Pass(
-        "sum_input_gradients",
-        Stage.TRAINING,
-        lambda g, s: sum_input_gradients(g, s.ranks.tensor),
-        _computes_in_parts,
-    ),
+    _of_group(sum_input_gradients, Stage.TRAINING),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),

@@ -113,17 +113,16 @@ def test_what_the_next_one_needs_is_waited_for_at_once() -> None:
     assert begun == ["0", "1", "2", "again"]
 
 
-def test_groups_do_not_wait_for_one_another() -> None:
-    """A gather of one group that depends on another's does not keep the latter from going on beside the next one."""
+def test_weights_are_gathered_ahead_of_activations() -> None:
+    """Of other ranks, and for the next products: what is gathered of the activations between needs the first ones."""
     b = Builder("line")
     x = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
     parts = [b.store(f"part{i}", x.type, Kind.FROZEN, Fill(0.0)) for i in range(2)]
     for i, part in enumerate(parts):
         b.scope = f"weights{i}/"
-        weights = b.apply(AllGather(2, stride=2), part)
+        weights = slice_axis(b, b.apply(AllGather(2, stride=2), part), 0, 0, LARGE)
         b.scope = f"tokens{i}/"
-        tokens = b.apply(AllGather(2), x)
-        b.scope = ""
-        x = slice_axis(b, elementwise(b, lambda x, y: x + y, weights, tokens, name=f"used{i}"), 0, 0, LARGE)
+        x = slice_axis(b, b.apply(AllGather(2), elementwise(b, lambda x, y: x + y, weights, x)), 0, 0, LARGE)
     nodes = [node.name.partition("/")[0] + node.op.name for node in in_line(b.finish({"y": x})).nodes]
     assert nodes.index("weights1begin_exchange") < nodes.index("weights0finish_exchange")
+    assert nodes.index("weights0finish_exchange") < nodes.index("tokens0begin_exchange")

@@ -17,9 +17,9 @@ SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as i
 def overlap_exchanges(graph: Graph) -> Graph:
     """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
     that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
-    them. Kinds do not wait for one another, nor do groups of ranks: to gather weights needs nothing that is computed,
-    so that it begins at once behind an exchange of gradients, which then would be waited for at once. What the next of
-    its kind depends on is waited for at once: else a later one would begin before its time, and its bytes lie there.
+    them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
+    behind an exchange of gradients, which then would be waited for at once. An exchange on which the next one of its
+    kind and ranks depends is waited for at once, too: else others would begin before their time.
 
     A graph without exchanges as it is, and that of a stage, whose messages are listed so.
 
@@ -39,16 +39,14 @@ def _is_large(node: Node) -> bool:
     return sent is not None and node.inputs[sent].type.nbytes > SOON
 
 
-def _kind(node: Node) -> tuple[str, int, int] | None:
-    """What is alike in exchanges that wait for one another; None: the node does not begin one, or a small one."""
-    if not isinstance(node.op, Begin) or not _is_large(node):
-        return None
-    return node.op.kind, node.op.ranks, node.op.stride
-
-
 def _needed_next(nodes: Sequence[Node]) -> set[int]:
-    """The places of waits on which the next exchange of their kind depends."""
-    kind = {node.outputs[0]: _kind(node) for node in nodes if isinstance(node.op, Begin)}
+    """The places of waits on which the next large exchange of their kind and ranks depends."""
+
+    def of(node: Node) -> tuple[str, int, int] | None:
+        op = node.op
+        return (op.kind, op.ranks, op.stride) if isinstance(op, Begin) and _is_large(node) else None
+
+    begun = {node.outputs[0]: of(node) for node in nodes if isinstance(node.op, Begin)}
     found = set[int]()
     for at, node in enumerate(nodes):
         if not isinstance(node.op, Finish) or not _is_large(node):
@@ -58,7 +56,7 @@ def _needed_next(nodes: Sequence[Node]) -> set[int]:
             depends = not behind.isdisjoint(later.inputs)
             if depends:
                 behind.update(later.outputs)
-            if _kind(later) == kind[node.inputs[0]]:
+            if of(later) == begun[node.inputs[0]]:
                 found |= {at} if depends else set()
                 break
     return found
@@ -70,7 +68,7 @@ class _Line:
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
-        self.kind = {node.outputs[0]: _kind(node) for node in graph.nodes}
+        self.kind = {node.outputs[0]: node.op.kind for node in graph.nodes if isinstance(node.op, Begin)}
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
@@ -96,7 +94,8 @@ class _Line:
             self.wait(at, self.groups[-1])
         else:
             self.nodes.append(node)
-            if (kind := _kind(node)) is not None:
+            if isinstance(node.op, Begin) and _is_large(node):
+                kind = node.op.kind
                 alike = [group for group in self.groups if self.kind[self.given[group[0]].inputs[0]] == kind]
                 self.release(alike, node.outputs)
 
