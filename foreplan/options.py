@@ -327,7 +327,8 @@ class Options:
         default=1,
         metadata=says(
             "Let so many neighbouring ranks take the same samples, each with a part of the products' weights.",
-            more="As in Megatron-LM (Shoeybi et al. 2019): attention by heads, dense layers by columns and rows.",
+            more="As in Megatron-LM (Shoeybi et al. 2019, Korthikanti et al. 2022): attention by heads, dense layers "
+            "by columns and rows, and what lies between these by tokens.",
             flag="--tensor",
             value="N",
             least=1,

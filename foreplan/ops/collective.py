@@ -183,11 +183,13 @@ class AllGather(Exchange):
 
     Attributes:
         time: tells several gathers of one tensor apart, which is not to be kept in between.
+        again: the backward pass is to gather it again.
     """
 
     name: ClassVar[str] = "all_gather"
     kind: ClassVar[str] = _ALL_GATHER
     time: int = 0
+    again: bool = False
 
     @property
     def beginning(self) -> Begin:

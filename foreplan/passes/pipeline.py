@@ -69,7 +69,7 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
-from foreplan.passes.tensor import split_products
+from foreplan.passes.tensor import gather_again, split_products, sum_input_gradients
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -197,6 +197,10 @@ def _trains_with_others(settings: Settings) -> bool:
     return settings.trains and settings.ranks.count > 1
 
 
+def _computes_in_parts(settings: Settings) -> bool:
+    return settings.trains and settings.ranks.tensor > 1
+
+
 def _infers(settings: Settings) -> bool:
     return not settings.trains
 
@@ -239,6 +243,11 @@ def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
         return fuse(graph, settings.machine.fuses)
 
     return Pass(fuse.__name__, Stage.TARGET, run, optional=True)
+
+
+def _of_group(function: Callable[[Graph, int], Graph], stage: Stage) -> Pass:
+    """A pass of ranks that compute parts of products, given how many they are."""
+    return Pass(function.__name__, stage, lambda graph, s: function(graph, s.ranks.tensor), _computes_in_parts)
 
 
 # Passes that help every graph, in the order in which each helps the next.
@@ -316,6 +325,8 @@ PASSES: tuple[Pass, ...] = (
         requires=("loss", "training form"),
         ensures=("backward",),
     ),
+    _plain(gather_again, Stage.TRAINING, _computes_in_parts),
+    _of_group(sum_input_gradients, Stage.TRAINING),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),

@@ -14,6 +14,7 @@ from foreplan.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.attention.ops import Attention
+from foreplan.ops.collective import AllGather, OwnPart
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.expr import Arg, Call, subexpressions
 from foreplan.ops.index import Gather
@@ -52,7 +53,7 @@ _NARROW: dict[type[Op], int] = {
     Attention: 3,
 }
 # Ops that leave elements as they are: narrow if anything that they read is.
-_PASSING: tuple[type[Op], ...] = (MaxPool, AvgPool, Concat, Pad, Unslice, Gather)
+_PASSING: tuple[type[Op], ...] = (MaxPool, AvgPool, Concat, Pad, Unslice, Gather, AllGather, OwnPart)
 # Ops that belong to the loss where nothing but the loss reads what they give.
 _ENDING: tuple[type[Op], ...] = (Map, Reduce, Gather, GatherElements, Softmax, LogSoftmax, Concat, Pad)
 

@@ -9,8 +9,9 @@ import pytest
 from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value, as_dtype
 from foreplan.graph.verify import verify_graph
 from foreplan.lower import chosen_target
-from foreplan.ops.collective import AllGather, AllToAll, Finish, Shift
+from foreplan.ops.collective import AllGather, AllToAll, Begin, Finish, Shift
 from foreplan.ops.map import elementwise
+from foreplan.ops.shape import slice_axis
 from foreplan.passes.decompose import decompose
 from foreplan.passes.ranks import overlap_exchanges
 from foreplan.passes.ranks.overlap import SOON
@@ -97,3 +98,31 @@ def test_kinds_do_not_wait_for_one_another() -> None:
     at = {f"{name.partition('/')[0]} begins" if "begin" in name else name: i for i, name in enumerate(nodes)}
     assert at["gathered0 begins"] < at["made1"] < at["sent1 begins"] < at["used_sent0"]
     assert at["gathered1 begins"] < at["used_gathered0"]
+
+
+def test_what_the_next_one_needs_is_waited_for_at_once() -> None:
+    """Activations are gathered one behind the other, and the first once more at the end: no sooner."""
+    b = Builder("line")
+    x = first = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
+    for i in range(3):
+        b.scope = f"{i}/"
+        x = slice_axis(b, b.apply(AllGather(2), x), 0, 0, LARGE)
+    b.scope = "again/"
+    nodes = in_line(b.finish({"y": x, "again": b.apply(AllGather(2, time=1), first)})).nodes
+    begun = [node.name.partition("/")[0] for node in nodes if isinstance(node.op, Begin)]
+    assert begun == ["0", "1", "2", "again"]
+
+
+def test_weights_are_gathered_ahead_of_activations() -> None:
+    """Of other ranks, and for the next products: what is gathered of the activations between needs the first ones."""
+    b = Builder("line")
+    x = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
+    parts = [b.store(f"part{i}", x.type, Kind.FROZEN, Fill(0.0)) for i in range(2)]
+    for i, part in enumerate(parts):
+        b.scope = f"weights{i}/"
+        weights = slice_axis(b, b.apply(AllGather(2, stride=2), part), 0, 0, LARGE)
+        b.scope = f"tokens{i}/"
+        x = slice_axis(b, b.apply(AllGather(2), elementwise(b, lambda x, y: x + y, weights, x)), 0, 0, LARGE)
+    nodes = [node.name.partition("/")[0] + node.op.name for node in in_line(b.finish({"y": x})).nodes]
+    assert nodes.index("weights1begin_exchange") < nodes.index("weights0finish_exchange")
+    assert nodes.index("weights0finish_exchange") < nodes.index("tokens0begin_exchange")

@@ -12,20 +12,17 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.frontend import Tensor, nn
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, TensorType, parse_graph
+from foreplan.graph import Array, Builder, Fill, Graph, Kind, TensorType
 from foreplan.graph.shard import Shard, Sharded
-from foreplan.graph.text import print_graph
 from foreplan.graph.types import DTYPES
 from foreplan.lower.exchanges import cluster_from
 from foreplan.lower.targets import target_named
 from foreplan.ops.collective import AllReduce
 from foreplan.ops.local_index import LocalIndex
 from foreplan.ops.map import elementwise
-from foreplan.options import Options
 from foreplan.passes.constants import Known
 from foreplan.passes.simplify import fold_constants
 from foreplan.runtime.session import Session
-from foreplan.step_graphs import graphs_of_step
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
 from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
@@ -96,24 +93,6 @@ def test_the_cpu(name: str, target: str) -> None:
     assert_close(found[0], alone)
 
 
-def sums(name: str, tensor: int) -> list[int]:
-    """Bytes of each sum over a group, in the graph of a step."""
-    options = Options(fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=tensor, tensor=tensor)
-    step, _ = graphs_of_step(model(name)(2), options)
-    assert parse_graph(print_graph(step)) is not None
-    nodes = [node for node in step.nodes if isinstance(node.op, AllReduce)]
-    return [node.outputs[0].type.nbytes for node in nodes if not node.name.startswith(("gradients", "mean_of"))]
-
-
-def test_what_is_summed() -> None:
-    """As in Megatron-LM: what each half of a block makes, forward and back, and what the table of embeddings does; then
-    the target's logit of each token.
-    """
-    activation = 2 * 8 * 32 * 4
-    layers = 2
-    assert sorted(sums("llama", 2)) == sorted([activation] * 2 * (2 * layers + 1) + [2 * 8 * 4] * 2)
-
-
 def test_what_each_rank_holds() -> None:
     """A half of each matrix, and of what is kept of it; vectors whole."""
     build = model("llama")
@@ -130,18 +109,6 @@ def test_what_each_rank_holds() -> None:
     for kind in ("parameter", "state"):
         assert kept(kind) == vectors + matrices
         assert kept(kind, ranks=2, tensor=2) == vectors + matrices // 2
-
-
-def test_masks_are_alike_where_ranks_compute_the_same() -> None:
-    """Residual dropout has the same masks in a group as in one process; other groups have others."""
-    text = "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60,dropout=0.3"
-
-    def build(batch: int) -> Graph:
-        return fp.models.build(f"{text},batch={batch}")
-
-    (alone,) = trained(build, optim.SGD(0.1), 1, 4)
-    assert_close(trained(build, optim.SGD(0.1), 2, 4, tensor=2)[0], alone)
-    assert trained(build, optim.SGD(0.1), 4, 8, tensor=2)[0].losses != trained(build, optim.SGD(0.1), 1, 8)[0].losses
 
 
 def test_masks_differ_where_ranks_compute_parts() -> None:
@@ -241,7 +208,7 @@ def test_plan_files(tmp_path: Path, shard: str) -> None:
         (r'"shard":\[2,0,1\]', '"shard":[2,0,7]', "is not 1/2 of each of 7 blocks"),
         (r'"shard":\[2,', '"shard":[1,', "is not 1/1"),
         (r'"shard":\[2,[01],', '"shard":[2,7,', "is not 1/2 along axis 7"),
-        (r"all_reduce\(ranks=2\)|begin_exchange\(ranks=2", "begin_exchange(ranks=3", "does not give|are not made up"),
+        (r"begin_exchange\(ranks=2", "begin_exchange(ranks=3", "multiple of the 3 ranks|are not made up"),
         (r"begin_exchange\(ranks=2([^)]*)stride=2", r"begin_exchange(ranks=2\1stride=3", "not made up of groups|waits"),
     ],
 )
@@ -297,7 +264,7 @@ def test_less_memory_beside_parts(how: str) -> None:
     more: dict[str, Any] = {
         "checkpoint": {"checkpoint": ["model.layers.*"]},
         "offload": {"offload": True},
-        "budget": {"budget": free * 9 // 10},
+        "budget": {"budget": free * 19 // 20},
     }[how]
     found = trained(model("llama"), optim.Momentum(0.2), 2, 8, tensor=2, **more)
     assert_close(found[0], alone)

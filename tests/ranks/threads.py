@@ -103,7 +103,13 @@ class Thread:
         self.log.append((self.size, kind, peer, source.size, into.size))
         into.fill(0xA5)
         self.meeting.give(call, self.rank, (kind, peer, source))
-        return lambda: self._finish(call, kind, peer, into)
+        given = source.copy()
+
+        def wait() -> None:
+            assert np.array_equal(source, given), f"{kind}: what is sent has changed before it is waited for"
+            self._finish(call, kind, peer, into)
+
+        return wait
 
     def _finish(self, call: int, kind: str, peer: int, into: np.ndarray) -> None:
         given = self.meeting.take(call)
@@ -122,7 +128,13 @@ class Thread:
     def send(self, rank: int, number: int, source: np.ndarray) -> Run:
         """One side of a message."""
         self.log.append(("send", rank, source.size, 0))
-        return self.meeting.begin((self.rank, rank, number), "from", source)
+        wait, given = self.meeting.begin((self.rank, rank, number), "from", source), source.copy()
+
+        def unchanged() -> None:
+            assert np.array_equal(source, given), f"message {number}: what is sent has changed before it is waited for"
+            wait()
+
+        return unchanged
 
     def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
         """The other side: garbage lies there before the wait."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
-from foreplan.graph import Graph, Node, Value
+from foreplan.graph import Graph, Node, Op, Value
 from foreplan.ops.collective import Begin, Finish
 
 SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
@@ -15,7 +17,8 @@ def overlap_exchanges(graph: Graph) -> Graph:
     """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
     that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
     them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
-    behind an exchange of gradients, which then would be waited for at once.
+    behind an exchange of gradients, which then would be waited for at once. An exchange on which the next one of its
+    kind and ranks depends is waited for at once, too: else others would begin before their time.
 
     A graph without exchanges as it is. Messages between stages are listed so already, and keep their order: each reads
     what the one before it has begun.
@@ -28,21 +31,48 @@ def overlap_exchanges(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(_Line(graph).run()))
 
 
+Kind = tuple[str, int, int]  # what is exchanged, and among which ranks
+
+
+def _large(nodes: Sequence[Node]) -> dict[Value, Kind]:
+    """What begins exchanges that others go on beside, and which they are."""
+    begun = [node for node in nodes if type(node.op) is Begin and node.inputs[0].type.nbytes > SOON]
+    return {node.outputs[0]: _kind(node.op) for node in begun}
+
+
+def _kind(op: Op) -> Kind:
+    assert isinstance(op, Begin)
+    return op.kind, op.ranks, op.stride
+
+
+def _needed_next(nodes: Sequence[Node], large: Mapping[Value, Kind]) -> set[int]:
+    """The places of waits on which the next large exchange of their kind and ranks depends."""
+    found = set[int]()
+    for at, node in enumerate(nodes):
+        if not isinstance(node.op, Finish) or node.inputs[0] not in large:
+            continue
+        behind = set(node.outputs)
+        for later in islice(nodes, at + 1, None):
+            depends = not behind.isdisjoint(later.inputs)
+            if depends:
+                behind.update(later.outputs)
+            if later.outputs and large.get(later.outputs[0]) == large[node.inputs[0]]:
+                found |= {at} if depends else set()
+                break
+    return found
+
+
 class _Line:
     """The nodes in their new order, and groups of those that still wait, each of them behind an exchange."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
-        # Of each exchange that others go on beside, which kind it is.
-        self.kind: dict[Value, str] = {}
-        for node in graph.nodes:
-            if type(node.op) is Begin and node.inputs[0].type.nbytes > SOON:
-                self.kind[node.outputs[0]] = node.op.kind
+        self.large = _large(graph.nodes)
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
-        self.released: set[int] = set()  # exchanges that need not wait any more
+        self.released = _needed_next(self.given, self.large)  # exchanges that need not wait, or not any more
 
     def run(self) -> list[Node]:
         """All of them."""
@@ -59,14 +89,14 @@ class _Line:
         waiting = [group for group in self.groups if any(self.group_of.get(x) is group for x in node.inputs)]
         if waiting:
             self.wait(at, waiting[-1])
-        elif isinstance(node.op, Finish) and node.inputs[0] in self.kind and at not in self.released:
+        elif isinstance(node.op, Finish) and node.inputs[0] in self.large and at not in self.released:
             self.groups.append([])
             self.wait(at, self.groups[-1])
         else:
             self.nodes.append(node)
-            if node.outputs[0] in self.kind:
-                kind = self.kind[node.outputs[0]]
-                alike = [group for group in self.groups if self.kind[self.given[group[0]].inputs[0]] == kind]
+            if node.outputs[0] in self.large:
+                kind, *_ = self.large[node.outputs[0]]
+                alike = [group for group in self.groups if self.large[self.given[group[0]].inputs[0]][0] == kind]
                 self.release(alike, node.outputs)
 
     def wait(self, at: int, group: list[int]) -> None:

@@ -14,7 +14,7 @@ from foreplan.ops.collective import Group
 from foreplan.passes.ranks.inference import gathering, in_parts
 from foreplan.passes.ranks.layout import Bucket, narrow_copies
 from foreplan.passes.ranks.setting import ALONE, Ranks
-from foreplan.passes.tensor.parts import part_of, whole_of
+from foreplan.passes.tensor.pieces import gathered, own_part
 
 _OWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)  # of a model, as against a step
 
@@ -144,7 +144,7 @@ class _Stored:
             wanted, there = _cut(value), _cut(other)
             b.scope = f"{value.name}/"
             if wanted != there:
-                other = other if there is None else whole_of(b, other, there)
-                other = other if wanted is None else part_of(b, other, wanted)
+                other = other if there is None else gathered(b, other, there, _whole(other))
+                other = other if wanted is None else own_part(b, other, wanted)
             self.now[value], b.scope = other, ""
         return self.now[value]

@@ -1,5 +1,9 @@
-"""Products of which each rank computes a part, as in Megatron-LM: tensor parallelism."""
+"""Products of which each rank computes a part, as in Megatron-LM: tensor parallelism, and sequence parallelism between
+these products.
+"""
 
+from foreplan.passes.tensor.gather_again import gather_again
+from foreplan.passes.tensor.input_gradients import sum_input_gradients
 from foreplan.passes.tensor.split_products import split_products
 
-__all__ = ["split_products"]
+__all__ = ["gather_again", "split_products", "sum_input_gradients"]

@@ -30,14 +30,14 @@ class Region:
 
     Attributes:
         parts: how values are cut, stored ones among them.
-        nodes: what computes with parts.
+        shards: what computes with parts, and how the tensors of each node are cut.
         own: values that every rank has whole, of which it takes its part there.
         whole: values that nodes of the region read, or make, whole.
         joined: parts of which others need the whole, so that it is gathered.
     """
 
     parts: dict[Value, Shard] = field(default_factory=dict)
-    nodes: dict[Node, Shards] = field(default_factory=dict)
+    shards: dict[Node, Shards] = field(default_factory=dict)
     own: dict[Value, Shard] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
     joined: set[Value] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Region:
     @property
     def is_closed(self) -> bool:
         """Whether whole values are made of the parts."""
-        return bool(self.joined) or any(shards.close is not None for shards in self.nodes.values())
+        return bool(self.joined) or any(each.close is not None for each in self.shards.values())
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Found:
     Attributes:
         regions: disjoint.
         products: how many products of weights there are.
-        whole: by the name of each that every rank computes whole, why.
+        whole: by the name of each whose weight every rank has whole, why.
     """
 
     regions: tuple[Region, ...]
@@ -69,27 +69,32 @@ def regions_of(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = ANYH
     Args:
         lies: how weights are cut already, by name; what it does not name may be cut in any way.
     """
-    search = _Search(graph, lies)
+    search = Search(graph, lies)
     found, whole, taken = list[Region](), dict[str, str](), set[Node]()
     products = [node for node in graph.nodes if search.is_product(node)]
     for node in graph.nodes:
         if node in taken or not (search.is_product(node) or search.is_large_table(node)):
             continue
         region, why = search.from_node(node, ranks)
-        if region is None or not taken.isdisjoint(region.nodes):
+        if region is None or not taken.isdisjoint(region.shards):
             if isinstance(node.op, MatMul):
                 whole[node.name] = why
             continue
         found.append(region)
-        taken.update(region.nodes)
+        taken.update(region.shards)
     whole = {name: why for name, why in whole.items() if name not in {node.name for node in taken}}
     return Found(tuple(found), len(products), whole)
 
 
-class _Search:
-    """Looks for regions of one graph."""
+class Search:
+    """Looks for regions of one graph.
 
-    def __init__(self, graph: Graph, lies: Mapping[str, Shard | None]) -> None:
+    Attributes:
+        producer, readers: of values, each reader with the index of its input.
+        returned: results and updates.
+    """
+
+    def __init__(self, graph: Graph, lies: Mapping[str, Shard | None] = ANYHOW) -> None:
         self.lies = lies
         self.producer = {value: node for node in graph.nodes for value in node.outputs}
         self.readers: dict[Value, list[tuple[Node, int]]] = {}
@@ -175,7 +180,7 @@ class _Search:
                 try:
                     coming += self.visit(region, Known(node, index, made, shard))
                 except StaysWhole:
-                    if made or region.nodes.get(node) is not None or not may_join:
+                    if made or region.shards.get(node) is not None or not may_join:
                         raise
                     region.joined.add(value)
 
@@ -191,13 +196,13 @@ class _Search:
             StaysWhole: it cannot.
         """
         node, shards = known.node, shards_of(known)
-        if region.nodes.get(node, shards) != shards:
+        if region.shards.get(node, shards) != shards:
             raise StaysWhole(f"{node.name!r} would be cut in two ways")
         placed = (*zip(node.inputs, shards.inputs), *zip(node.outputs, shards.outputs))
         whole = [value for value, cut in placed if cut is None]
         for value in whole:
             if value in region.parts:
                 raise StaysWhole(f"{node.name!r} needs the whole of {value.name!r}")
-        region.nodes[node] = shards
+        region.shards[node] = shards
         region.whole.update(whole)
         return [(value, cut) for value, cut in placed if cut is not None]

@@ -21,7 +21,7 @@ from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.softmax import LogSoftmax, Softmax
-from foreplan.passes.tensor.closings import Close, entropies, rows, summands
+from foreplan.passes.tensor.closings import Close, entropies, means, rows, summands
 
 Placement = Shard | None  # None: every rank has the whole tensor
 
@@ -235,16 +235,17 @@ def _of_concat(known: Known) -> Shards:
 
 
 def _of_attention(known: Known) -> Shards:
-    """By heads."""
+    """By heads, or by samples."""
     op, shard = known.node.op, known.shard
     assert isinstance(op, Attention)
     heads = 2 if op.heads_last else 1
     is_mask, is_sums = not known.made and known.index == 3, known.made and known.index == 1
-    if shard.axis != (1 if is_mask or is_sums else heads) or shard.blocks > 1:
-        raise StaysWhole(f"attention is computed by heads, and {known.type} would be cut along another axis")
-    mask = [_broadcast(replace(shard, axis=1), 4, x.shape) for x in known.inputs[3:]]
-    of_heads = replace(shard, axis=heads)
-    return Shards((of_heads, of_heads, of_heads, *mask), (of_heads, replace(shard, axis=1)), op)
+    axis = shard.axis + (4 - known.type.rank if is_mask else 0)  # a mask may have fewer axes, the last ones
+    if axis != 0 and (axis != (1 if is_mask or is_sums else heads) or shard.blocks > 1):
+        raise StaysWhole(f"attention is computed by heads or samples, and {known.type} would be cut along another axis")
+    of_heads, of_sums = replace(shard, axis=axis and heads), replace(shard, axis=min(axis, 1))
+    mask = [_broadcast(of_sums, 4, x.shape) for x in known.inputs[3:]]
+    return Shards((of_heads, of_heads, of_heads, *mask), (of_heads, of_sums), op)
 
 
 def _of_rows(known: Known) -> Shards:
@@ -270,28 +271,46 @@ def _of_reduce(known: Known) -> Shards:
     kept = [axis for axis in range(x.rank) if op.keepdims or axis not in op.axes]
     axis = kept[shard.axis] if known.made else shard.axis
     if axis in op.axes:
-        if op.how != "sum" or known.made:
+        close = {"sum": summands, "mean": means}.get(op.how)
+        if close is None or known.made:
             raise StaysWhole(f"{op.how} of {x} needs the whole of axis {axis}")
-        return Shards((shard,), (None,), op, summands)
+        return Shards((shard,), (None,), op, close)
     return Shards((replace(shard, axis=axis),), (replace(shard, axis=kept.index(axis)),), op)
 
 
 def _of_gather(known: Known) -> Shards:
-    """Rows of a table."""
-    op = known.node.op
+    """Rows of a table; or other axes of it; or some of the indices."""
+    op, indices, shard = known.node.op, known.inputs[1], known.shard
     assert isinstance(op, Gather)
-    if known.made or known.index or known.shard.axis != op.axis or known.shard.blocks > 1:
-        raise StaysWhole(f"gather of {known.type} needs the whole of it")
-    return Shards((known.shard, None), (None,), op, rows)
+    behind = indices.rank - 1  # how many axes more the result has behind those before the rows
+    if known.made:
+        axis = shard.axis
+    elif known.index:
+        axis = shard.axis + op.axis
+    elif shard.axis != op.axis:
+        axis = shard.axis + (behind if shard.axis > op.axis else 0)
+    elif shard.blocks == 1:
+        return Shards((shard, None), (None,), op, rows)
+    else:
+        raise StaysWhole(f"gather of {known.type} needs neighbouring rows of it")
+    result = (replace(shard, axis=axis),)
+    if op.axis <= axis <= op.axis + behind:
+        return Shards((None, replace(shard, axis=axis - op.axis)), result, op)
+    return Shards((replace(shard, axis=axis if axis < op.axis else axis - behind), None), result, op)
 
 
 def _of_entropy(known: Known) -> Shards:
-    """Classes."""
-    op = known.node.op
+    """Classes; or items, each with all of its classes."""
+    op, shard = known.node.op, known.shard
     assert isinstance(op, CrossEntropy)
-    if known.made or known.index or known.shard.axis != op.axis or known.shard.blocks > 1:
-        raise StaysWhole(f"cross_entropy of {known.type} is computed in parts by classes alone")
-    return Shards((known.shard, None), (None, None), op, entropies)
+    is_logits = not known.made and not known.index
+    if is_logits and shard.axis == op.axis:
+        if shard.blocks > 1:
+            raise StaysWhole(f"cross_entropy of {known.type} is computed in parts by neighbouring classes alone")
+        return Shards((shard, None), (None, None), op, entropies)
+    axis = shard.axis - (is_logits and shard.axis > op.axis)  # among the items
+    items = replace(shard, axis=axis)
+    return Shards((replace(shard, axis=axis + (axis >= op.axis)), items), (items, items), op)
 
 
 def _of_random(known: Known) -> Shards:

@@ -1,0 +1,64 @@
+"""Activations that ranks gather for products, and drop: the backward pass gathers them again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.ops.collective import AllGather, Finish
+from foreplan.ops.shape import Reshape, Transpose
+
+
+def gather_again(graph: Graph) -> Graph:
+    """The step in which what an `all_gather` with `again` gives is read by the forward pass alone. Backward reads what
+    another gather brings, before its first reader, so that in between each rank keeps its own part. What is gathered
+    last stays, since backward begins with it.
+    """
+    return _Again(graph).run()
+
+
+class _Again:
+    """One graph, with further gathers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.b = graph, Builder(graph.name)
+        self.b.inputs, self.b.stored, self.b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
+        self.b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.gathers: dict[Value, Node] = {}  # by what is gathered, and the forms that it is brought into: what made it
+        self.again: dict[Value, Value] = {}
+        gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
+        self.last = gathers[-1] if gathers else None
+
+    def run(self) -> Graph:
+        """The graph."""
+        b, graph = self.b, self.graph
+        for node in graph.nodes:
+            inputs = node.inputs
+            if isinstance(node.op, Finish):
+                pass  # it waits for what was begun, and names what is sent
+            elif node.outputs[0].kind is not Kind.ACTIVATION:
+                inputs = tuple(self.late(x) for x in inputs)
+            elif self.brings(node):
+                self.gathers[node.outputs[0]] = node
+            op = replace(node.op, again=False) if isinstance(node.op, AllGather) else node.op
+            b.append(Node(op, inputs, node.outputs, node.name, node.source), inferred=True)
+        return b.finish(graph.outputs, graph.updates, graph.loss, graph.gradients)
+
+    def brings(self, node: Node) -> bool:
+        """Whether a node gathers, or brings what has been gathered into another form."""
+        if isinstance(node.op, AllGather):
+            return node.op.again and node is not self.last
+        return isinstance(node.op, Reshape | Transpose) and node.inputs[0] in self.gathers
+
+    def late(self, value: Value) -> Value:
+        """What the backward pass reads in the place of a value."""
+        node = self.gathers.get(value)
+        if node is None:
+            return value
+        if value not in self.again:
+            b = self.b
+            inputs = tuple(self.late(x) for x in node.inputs)
+            op = replace(node.op, time=1, again=False) if isinstance(node.op, AllGather) else node.op
+            b.kind = Kind.GRADIENT
+            self.again[value] = b.apply(op, *inputs, name=f"{node.name}/again")
+        return self.again[value]
