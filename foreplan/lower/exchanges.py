@@ -39,7 +39,8 @@ class Exchanges:
     @staticmethod
     def of(program: Program, plan: Plan) -> Exchanges:
         """Of one run of a plan. Two things go on at a time: what the step computes, and exchanges, one after the other.
-        What waits for an exchange stands still until it is done.
+        What waits for an exchange stands still until it is done. Where processors move the bytes themselves, exchanges
+        take their time in what waits, and nothing is computed meanwhile.
         """
         count = sent = taken = now = free = 0  # `now` for what computes, `free` for the links
         done: dict[int, int] = {}
@@ -51,7 +52,8 @@ class Exchanges:
                 done[action.writes[0]] = free
                 now = free if call.op.wait else now
             elif isinstance(call.op, Finish):
-                now = max(now, done.get(call.inputs[0].value, 0))
+                now = max(now, done.get(call.inputs[0].value, 0)) + action.nanoseconds
+                taken += action.nanoseconds
             else:
                 now += action.nanoseconds
         return Exchanges(program.ranks, count, sent, taken, max(now, free))

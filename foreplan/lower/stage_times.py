@@ -200,7 +200,7 @@ class _Walk:
                 done = run.done.get(self.waits[call.inputs[0].value])
                 if done is None:
                     break
-                self.now = max(self.now, done)
+                self.now = max(self.now, done) + action.nanoseconds
             else:
                 self.now += action.nanoseconds
                 self.busy += action.nanoseconds
