@@ -91,6 +91,11 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
     return cluster_of(profile, ranks, link=inside, between=between)
 
 
+def cluster_for(op: Begin, links: str, profile: DeviceProfile) -> Cluster:
+    """The ranks of a group in which an exchange takes place."""
+    return cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
+
+
 def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
     """The predicted time of an exchange; of a message, its sender's side has it."""
     if isinstance(op, BeginReceive):

@@ -11,8 +11,9 @@ from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
 from foreplan.graph.op import Types
-from foreplan.lower.exchanges import cluster_from, exchange_nanoseconds
+from foreplan.lower.exchanges import cluster_for, exchange_nanoseconds
 from foreplan.lower.fallbacks import notes_of
+from foreplan.lower.in_place import gathered_in_place
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
@@ -80,6 +81,7 @@ def lower(
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
+    formed = gathered_in_place(formed, lambda op: cluster_for(op, links, chosen.profile).by_processor)
     program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:
         if blocks := best_blocks(program, chosen):
@@ -266,7 +268,7 @@ class _Lowering:
 
     def exchange(self, op: Begin, inputs: Types, waits: bool) -> int:
         """The time of an exchange, with what begins it; where processors move the bytes themselves, with what waits."""
-        cluster = cluster_from(self.links, self.target.profile, op.ranks * op.stride).group(op.stride)
+        cluster = cluster_for(op, self.links, self.target.profile)
         moved_in_wait = cluster.by_processor and not op.wait and not isinstance(op, BeginMessage)
         return exchange_nanoseconds(op, inputs, cluster) if waits == moved_in_wait else 0
 
