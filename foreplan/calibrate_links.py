@@ -70,7 +70,8 @@ def _job(link: str, ranks: int) -> dict[str, Any]:
     words = [*start(link, ranks), "-m", "foreplan.calibrate_links"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"they ended with {done.returncode}"])[-1]
+        said = [line for line in done.stderr.splitlines() if any(map(str.isalpha, line))]  # launchers draw frames
+        last = (said or [f"they ended with {done.returncode}"])[-1].strip()
         raise TargetError(f"{ranks} ranks could not be measured: {last}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

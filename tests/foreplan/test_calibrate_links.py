@@ -44,7 +44,9 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "start", lambda link, ranks: [sys.executable, "-c", "raise OSError('no way')", "x"])
+    """By the last words of theirs, or of the launcher's, which may stand in a frame."""
+    code = "import sys; sys.exit('OSError: no way' + chr(10) + '-' * 70)"
+    monkeypatch.setattr(module, "start", lambda link, ranks: [sys.executable, "-c", code, "x"])
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(TargetError, match="2 ranks could not be measured: OSError: no way"):
         calibrate_link(GLOO)
