@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from foreplan.errors import PlanError
@@ -30,10 +31,16 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The messages of one rank, in the order of its plan."""
+    """The messages of one rank, in the order of its plan.
+
+    Attributes:
+        sent, received: messages.
+        shared: what all ranks exchange, as text.
+    """
 
     sent: tuple[Message, ...]
     received: tuple[Message, ...]
+    shared: tuple[str, ...]
 
 
 def message_of(program: Program, action: int, rank: int) -> Message:
@@ -47,9 +54,16 @@ def message_of(program: Program, action: int, rank: int) -> Message:
 
 def messages_of(program: Program, plan: Plan, rank: int) -> Messages:
     """The messages of a rank."""
-    begun = [step.action for step in plan.steps if isinstance(program.calls[step.action].op, BeginMessage)]
-    found = [message_of(program, action, rank) for action in begun]
-    return Messages(*(tuple(each for each in found if (each.source == rank) is sends) for sends in (True, False)))
+    begun = [step.action for step in plan.steps if isinstance(program.calls[step.action].op, Begin)]
+    sent, received, shared = list[Message](), list[Message](), list[str]()
+    for action in begun:
+        call = program.calls[action]
+        if isinstance(call.op, BeginMessage):
+            message = message_of(program, action, rank)
+            (sent if message.source == rank else received).append(message)
+        else:
+            shared.append(f"{call.op} of {call.inputs[0].type}")
+    return Messages(tuple(sent), tuple(received), tuple(shared))
 
 
 def unmatched(ranks: Sequence[Messages]) -> str:
@@ -65,6 +79,10 @@ def unmatched(ranks: Sequence[Messages]) -> str:
     twice = sorted(message for some in (sent, received) for message in _repeated(message[:3] for message in some))
     if twice:
         return "message {2} from rank {0} to rank {1} has the number of another one".format(*twice[0])
+    for number, kinds in enumerate(zip_longest(*(rank.shared for rank in ranks), fillvalue="nothing")):
+        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        if other:
+            return f"all ranks exchange, as number {number}, {kinds[0]} on rank 0 and {kinds[other]} on rank {other}"
     return ""
 
 

@@ -29,6 +29,7 @@ from foreplan.ops.point_to_point import BeginMessage, BeginReceive, BeginSend
 from foreplan.ops.reduce import reduce
 from foreplan.options import Options
 from foreplan.planner import Plan
+from foreplan.runtime.session import Session
 from foreplan.staged import Staged
 from tests.ranks.stages import compiled_stages
 from tests.ranks.threads import Thread, run
@@ -193,6 +194,26 @@ def test_budgets_are_those_of_each_stage() -> None:
     run_stages(halves(tight))
     with pytest.raises(DoesNotFitError, match=r"^stage 0 of 2: "):
         staged(2, 4, model, budget=4096)
+
+
+def test_stages_that_exchange_something_else() -> None:
+    """One takes the loss from another rank: no library says so."""
+    stages = compiled_stages(fp.models.build(GPT), 2, 2, optimizer=optim.SGD(0.1))
+    program, plan = stages[0].program, stages[0].plan
+    calls = [
+        replace(call, op=replace(call.op, peer=0)) if getattr(call.op, "kind", "") == "broadcast" else call
+        for call in program.calls
+    ]
+    other = replace(program, calls=tuple(calls))
+    assert other != program
+    with pytest.raises(PlanError, match=r"exchange, as number 0, .* on rank 0 and .*peer=1.* on rank 1"):
+        run_stages([(other, plan), (stages[1].program, stages[1].plan)])
+
+    def job(world: Thread) -> Any:
+        return stages[1].bind() if world.rank else Session(other, plan)
+
+    with pytest.raises(SessionError, match=r"stages do not fit one another: all ranks exchange"):
+        run(2, job)
 
 
 def test_a_stage_on_another_rank() -> None:
