@@ -215,7 +215,7 @@ class _Lowering:
             self.begun[writes[0].value] = node.op
         begun = self.begun.get(operands[0].value) if isinstance(node.op, Finish) else None
         for kernel, price in self.candidates(node.op, operands, writes):
-            time = price + (0 if begun is None else self.exchange(begun, [operands[1].type], waits=True))
+            time = price if begun is None else self.exchange(begun, [operands[1].type], waits=True)
             self.act(node.op, kernel, time, operands, writes, node.name, node.source)
         if begun is not None:
             self.gather_again(node, begun, operands[1], writes)
