@@ -1,4 +1,4 @@
-"""Figures measured outside arenas: the calibrations that come with foreplan, and the user's own."""
+"""Figures that were measured: the calibrations that come with foreplan, and the user's own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from foreplan.home import own_folder
 
 MOST = 1 << 62  # above every figure
 _HEAD = """\
-# What processes hold {where} besides their arenas. `foreplan devices --calibrate` writes it, and estimates go by it;
+# {what}. `foreplan devices --calibrate` writes it, and estimates go by it;
 # {page} says what it means.
 """
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing that is calibrated: cards, or processes on the host.
+    """A kind of thing that is calibrated: cards, processes on the host, or links between them.
 
     Attributes:
         file: the name of both files: the user's calibrations, in the folder of settings, and those that come with
             foreplan.
-        package: that these lie in.
+        package: that these lie in; empty: none come with foreplan.
         key: what names the thing in an entry, such as `card`.
         always: figures of every calibration.
         perhaps: figures that only some calibrations have.
         assumed: figures that a table assumes where there is no calibration.
-        where: for people, what the arenas lie on or in.
+        what: is measured, for people.
         page: of the documentation.
     """
 
@@ -44,7 +44,7 @@ class Kind:
     always: tuple[str, ...]
     perhaps: tuple[str, ...]
     assumed: tuple[str, ...]
-    where: str
+    what: str
     page: str
 
 
@@ -54,9 +54,9 @@ class Calibration:
 
     Attributes:
         kind: of the thing.
-        name: of a card, as its driver has it; or of a machine.
+        name: of a card, as its driver has it; or of a machine, or a link.
         versions: of libraries, by name.
-        figures: bytes, by the keys of the table.
+        figures: whole numbers, by the keys of the table.
     """
 
     kind: Kind
@@ -164,7 +164,7 @@ def _figures(entry: Any, where: str, names: tuple[str, ...]) -> Mapping[str, int
     for name in names:
         value = entry.get(name) if isinstance(entry, dict) else None
         if type(value) is not int or not 0 <= value < MOST:
-            raise TargetError(f"{where} needs {name} as a number of bytes, and has {repr(value)[:40]}")
+            raise TargetError(f"{where} needs {name} as a whole number, and has {repr(value)[:40]}")
         figures[name] = value
     return MappingProxyType(figures)
 
@@ -175,7 +175,12 @@ def own_file(kind: Kind) -> Path | None:
     return None if folder is None else folder / kind.file
 
 
-def _own(kind: Kind) -> tuple[Calibration, ...]:
+def own_calibrations(kind: Kind) -> tuple[Calibration, ...]:
+    """The user's calibrations of a kind, the latest last.
+
+    Raises:
+        TargetError: the file cannot be read or is broken.
+    """
     path = own_file(kind)
     if path is None:
         return ()
@@ -202,7 +207,7 @@ def known(kind: Kind) -> Table:
         TargetError: the user's file cannot be read or is broken.
     """
     table = _packaged(kind)
-    return Table(table.assumed, (*table.calibrated, *_own(kind)))
+    return Table(table.assumed, (*table.calibrated, *own_calibrations(kind)))
 
 
 def writable_file(kind: Kind) -> Path:
@@ -233,8 +238,8 @@ def record(found: Calibration) -> Path:
         UsageError, SessionError: the file cannot be written; it is as it was.
     """
     kind, same = found.kind, (found.name, found.versions)
-    entries = [*(each for each in _own(kind) if (each.name, each.versions) != same), found]
+    entries = [*(each for each in own_calibrations(kind) if (each.name, each.versions) != same), found]
     path = writable_file(kind)
-    head = _HEAD.format(where=kind.where, page=kind.page)
+    head = _HEAD.format(what=kind.what, page=kind.page)
     write_atomically(path, "\n".join([head, *(each.as_toml() for each in entries)]))
     return path

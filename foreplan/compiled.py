@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.arguments import flag, instance, path_of
 from foreplan.errors import TargetError, UsageError
 from foreplan.graph import Graph
+from foreplan.lower.exchanges import check_waits
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
 from foreplan.planner import Plan, Totals, verify
@@ -349,6 +350,7 @@ def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str
     folder = None if weights_folder is None else path_of("weights_folder", weights_folder)
     program, planned, update, options = read_plan(path_of("load_plan", path), flag("trust_code", trust_code), folder)
     verify(planned, program)
+    check_waits(program)
     if update is not None:
         update.verify(program, planned)
     return Compiled(program, planned, update=update, options=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,11 @@ _MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 def model() -> str:
     """Its own name."""
     return _said().get("model name", "unknown")
+
+
+def cores() -> int:
+    """How many of its cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def family() -> str:

@@ -6,6 +6,7 @@ fails if the place cannot be used: a note says so once on standard error, and ea
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -32,7 +33,7 @@ def in_use() -> bool:
 
 def shared(name: str) -> bytes | None:
     """The content that somebody has put there under a file name, if it is there and complete."""
-    place = _place(os.environ[VARIABLE])
+    place = _place(os.environ[VARIABLE], os.getpid())
     if place is not None:
         try:
             found = place.read(name)
@@ -44,7 +45,7 @@ def shared(name: str) -> bytes | None:
 
 def share(name: str, content: bytes) -> None:
     """Put content there under a file name, unless it is too large."""
-    place = _place(os.environ[VARIABLE])
+    place = _place(os.environ[VARIABLE], os.getpid())
     if place is not None:
         try:
             if len(whole := sealed(content)) <= LARGEST:
@@ -58,7 +59,7 @@ def turn(name: str) -> Iterator[bool]:
     """A context in which the content of a file name is made, by one process while others wait for it: five minutes at
     most. It gives whether the content may have come meanwhile.
     """
-    place = _place(os.environ[VARIABLE])
+    place = _place(os.environ[VARIABLE], os.getpid())
     if place is None:
         yield False
     else:
@@ -154,24 +155,41 @@ def _unlock(lock: Any) -> None:
 
 
 class _Store:
-    """What a URL names, such as a bucket. It has no locks: processes that start at once write the same bytes."""
+    """What a URL names, such as a bucket. It has no locks: processes that start at once write the same bytes.
+
+    A process that has failed to read asks no more, nor does it write after it has failed to: libraries try for long
+    until they give up.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
 
         self._files, path = fsspec.core.url_to_fs(url)
         self._path = str(path).rstrip("/")
+        self._reads = self._writes = True
 
     def read(self, name: str) -> bytes | None:
         """As `_Folder.read`."""
-        with suppress(FileNotFoundError):
-            return bytes(self._files.cat_file(f"{self._path}/{name}", start=0, end=LARGEST + 1))
-        return None
+        if not self._reads:
+            return None
+        path, self._reads = f"{self._path}/{name}", False
+        try:
+            found = bytes(self._files.cat_file(path, start=0, end=LARGEST + 1))
+        except FileNotFoundError:
+            found = None
+        except OSError as error:  # S3 has no first byte of an object that is empty
+            if error.errno != errno.EINVAL or self._files.info(path)["size"]:
+                raise
+            found = b""
+        self._reads = True
+        return found
 
     def write(self, name: str, content: bytes) -> None:
         """Put an object in place, unless another process has put the same one."""
-        if self.read(name) != content:
+        if self._writes and self.read(name) != content and self._reads:
+            self._writes = False
             self._files.pipe_file(f"{self._path}/{name}", content)
+            self._writes = True
 
     @contextmanager
     def turn(self, name: str) -> Iterator[bool]:
@@ -180,8 +198,10 @@ class _Store:
 
 
 @lru_cache(maxsize=1)
-def _place(named: str) -> _Folder | _Store | None:
-    """What the variable names; None where it cannot be used, which a note has said."""
+def _place(named: str, process: int) -> _Folder | _Store | None:
+    """What the variable names; None where it cannot be used, which a note has said. Each process has its own: after a
+    fork, libraries for object stores refuse the connections of the process before it.
+    """
     try:
         return _Store(named) if "://" in named else _Folder(named)
     except ImportError as error:

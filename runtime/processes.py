@@ -33,7 +33,7 @@ PROCESSES = Kind(
     always=_ALWAYS,
     perhaps=(*_OF_CPU, *_OF_LOOPS),
     assumed=(*_ALWAYS, *_OF_CPU, *_OF_LOOPS),
-    where="on the host",
+    what="What processes hold on the host besides their arenas",
     page="docs/memory.md",
 )
 _LIBRARIES = {"numpy": "numpy", "llvmlite": "llvmlite", "onednn": "onednn-cpu-gomp"}  # as installed

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 @click.command(short_help="List the cards that plans can be made for.")
 @click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
 @click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
-@click.option("--calibrate", is_flag=True, help="Measure what processes hold besides their arenas.")
+@click.option("--calibrate", is_flag=True, help="Measure what processes hold besides their arenas, and links of ranks.")
 @json_option
 def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> None:
     """List the cards that plans can be made for, none of which needs to be in this machine, and its processor.
 
-    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration, of processes on this machine and
-    of its card if it has one, is kept with the user's settings, and estimates go by it: run it while nothing else uses
-    the card.
+    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration, of processes on this machine, of
+    links between them and of its card if it has one, is kept with the user's settings, and estimates go by it: run it
+    while nothing else uses the machine.
 
     \b
     Examples:
@@ -63,31 +63,46 @@ def _list(as_json: bool) -> None:
 
 
 def _calibrate(as_json: bool) -> None:
-    """What was measured of processes on this machine, and on its card if it has one, written into the user's files."""
+    """What was measured of processes on this machine, of links between them, and on its card if it has one, written
+    into the user's files.
+    """
+    from foreplan import calibrate_links
     from foreplan.calibrate_process import calibrate_process
-    from foreplan.calibration import record, writable_file
+    from foreplan.calibration import own_calibrations, record, writable_file
+    from foreplan.lower.links import LINKS
     from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
     from foreplan.runtime.processes import PROCESSES, processes
 
-    for kind, read in ((PROCESSES, processes), (CARDS, calibrations)):  # before it takes long
+    checks = (PROCESSES, processes), (CARDS, calibrations), (LINKS, lambda: own_calibrations(LINKS))
+    for kind, read in checks:  # before it takes long
         read()
         writable_file(kind)
     with working("measuring processes"):
-        process = calibrate_process()
-    told = [_recorded(process, record(process), ["onednn"])]
+        found, libraries, missing = [calibrate_process()], [["onednn"]], list[str]()
+    for link in (calibrate_links.MEMORY, calibrate_links.GLOO):
+        try:
+            with working(f"measuring the link {link}"):
+                found.append(calibrate_links.calibrate_link(link))
+                libraries.append([])
+        except TargetError as error:
+            missing.append(f"the link {link} was not measured: {error}")
     card, why = _calibrated_card()
-    told += [] if card is None else [_recorded(card, record(card), LIBRARIES)]
+    if card is None:
+        missing.append(f"no card was measured: {why}")
+    else:
+        found.append(card)
+        libraries.append(list(LIBRARIES))
+    told = [_recorded(each, record(each), names) for each, names in zip(found, libraries, strict=True)]
     if as_json:
         print_json(told)
         return
-    for each, found in zip(told, (process, card)):
+    for each, calibration in zip(told, found, strict=True):
         echo(f"# written to {each['file']}")
         for name in each["not_installed"]:
             echo(f"# {name} is not installed: what it takes remains assumed")
-        assert found is not None
-        echo(found.as_toml())
-    if why:
-        echo(f"# no card was measured: {why}")
+        echo(calibration.as_toml())
+    for reason in missing:
+        echo(f"# {reason}")
 
 
 def _recorded(found: Calibration, path: Path, libraries: Iterable[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.errors import UsageError
+from foreplan.errors import PlanError, UsageError
 from foreplan.graph.op import Types
 from foreplan.lower.links import ALL_GATHER, BROADCAST, REDUCE_SCATTER, SEND, Cluster, cluster_of, nanoseconds
 from foreplan.lower.program import Program
@@ -39,7 +39,8 @@ class Exchanges:
     @staticmethod
     def of(program: Program, plan: Plan) -> Exchanges:
         """Of one run of a plan. Two things go on at a time: what the step computes, and exchanges, one after the other.
-        What waits for an exchange stands still until it is done.
+        What waits for an exchange stands still until it is done. Where processors move the bytes themselves, exchanges
+        take their time in what waits, and nothing is computed meanwhile.
         """
         count = sent = taken = now = free = 0  # `now` for what computes, `free` for the links
         done: dict[int, int] = {}
@@ -51,7 +52,8 @@ class Exchanges:
                 done[action.writes[0]] = free
                 now = free if call.op.wait else now
             elif isinstance(call.op, Finish):
-                now = max(now, done.get(call.inputs[0].value, 0))
+                now = max(now, done.get(call.inputs[0].value, 0)) + action.nanoseconds
+                taken += action.nanoseconds
             else:
                 now += action.nanoseconds
         return Exchanges(program.ranks, count, sent, taken, max(now, free))
@@ -69,6 +71,18 @@ class Exchanges:
     def __mul__(self, times: int) -> Exchanges:
         """Of several."""
         return Exchanges(self.ranks, self.count * times, self.sent * times, self.nanoseconds * times, self.step * times)
+
+
+def check_waits(program: Program) -> None:
+    """Check that each wait names what its exchange has begun with, so that this stays as it is until then.
+
+    Raises:
+        PlanError: one does not; names it.
+    """
+    given = {call.outputs[0].value: call.inputs[0] for call in program.calls if isinstance(call.op, Begin)}
+    for call in program.calls:
+        if isinstance(call.op, Finish) and given.get(call.inputs[0].value) != call.inputs[1]:
+            raise PlanError(f"node {call.node!r} waits for an exchange, and names another tensor than what is sent")
 
 
 @lru_cache(maxsize=64)
@@ -89,14 +103,13 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
     return cluster_of(profile, ranks, link=inside, between=between)
 
 
-def exchange_nanoseconds(op: Begin, inputs: Types, links: str, profile: DeviceProfile) -> int:
-    """The predicted time of an exchange; of a message over the link that it crosses, its sender's side has it.
+def cluster_for(op: Begin, links: str, profile: DeviceProfile) -> Cluster:
+    """The ranks of a group in which an exchange takes place."""
+    return cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
 
-    Args:
-        links: see `cluster_from`.
-        profile: of the devices.
-    """
-    cluster = cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
+
+def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:
+    """The predicted time of an exchange; of a message over the link that it crosses, its sender's side has it."""
     if isinstance(op, BeginReceive):
         return 0
     if isinstance(op, BeginSend):

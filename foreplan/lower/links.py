@@ -10,12 +10,13 @@ import difflib
 import importlib.resources
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from foreplan.arguments import choice, shown, whole
+from foreplan.calibration import Kind, own_calibrations
 from foreplan.errors import UsageError
 from foreplan.lower.target import DeviceProfile
 from foreplan.units import ceil_div, parse_nanoseconds, parse_rate
@@ -28,6 +29,16 @@ _TREE = (92, 100)  # of a link's bandwidth, which trees reach: NCCL's src/graph/
 _FLAGS = 2  # short messages have a flag beside each word
 _ACROSS = 8  # and reach an eighth of the bandwidth between nodes: NCCL's llMaxBws beside eight adapters
 _SECOND = 1_000_000_000
+LINKS = Kind(
+    file="links.toml",
+    package="",
+    key="link",
+    always=("ring_bytes_per_second", "node_bytes_per_second", "hop_nanoseconds"),
+    perhaps=(),
+    assumed=(),
+    what="How fast ranks on this machine exchange bytes",
+    page="docs/links.md",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,8 @@ class Link:
         bulk_hop_nanoseconds: the same, of long messages.
         switch_bytes_per_second: what a device sends in an all_reduce in which the switch adds up; 0: it cannot.
         switch_nanoseconds: what such an all_reduce takes besides those bytes.
-        shared: the devices of a node share one port, and the bandwidths are the node's.
+        node_bytes_per_second: what all devices of a node reach together; 0: each reaches what one does.
+        by_processor: the processors of the ranks move the bytes themselves, and compute nothing meanwhile.
         sources: pairs of a figure and where it comes from; "assumed" begins one that nobody has published.
     """
 
@@ -57,12 +69,14 @@ class Link:
     bulk_hop_nanoseconds: int
     switch_bytes_per_second: int = 0
     switch_nanoseconds: int = 0
-    shared: bool = False
+    node_bytes_per_second: int = 0
+    by_processor: bool = False
     sources: tuple[tuple[str, str], ...] = ()
 
     def of_node(self, devices: int) -> int:
         """Bytes a second that leave a node through this link, by rings that all its devices take part in."""
-        return self.ring_bytes_per_second * (1 if self.shared else devices)
+        own = self.ring_bytes_per_second * devices
+        return min(own, self.node_bytes_per_second or own)
 
     def of_device(self, devices: int) -> int:
         """Bytes a second for each device of a node, all at once."""
@@ -120,6 +134,11 @@ class Cluster:
         """Their number."""
         return self.ranks // self.devices
 
+    @property
+    def by_processor(self) -> bool:
+        """Whether the processors of the ranks move all bytes themselves."""
+        return self.nodes == 1 and self.inside.by_processor
+
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Any]:
@@ -144,18 +163,20 @@ def _link(name: str, entry: Mapping[str, Any], latencies: Mapping[str, Any]) -> 
 
 
 def link_named(text: str) -> Link:
-    """The link of that name, such as `nvlink4`; or the user's own, as bandwidth and latency: `12.5GB/s,5us`. They are
-    those that collectives reach, of one device in one direction, and of one hop.
+    """The link of that name, such as `nvlink4`, as it was measured on this machine, if it was; or the user's own, as
+    bandwidth and latency: `12.5GB/s,5us`. They are those that collectives reach, of one device in one direction, and of
+    one hop.
 
     Raises:
         UsageError: there is no such link; lists those that there are.
+        TargetError: the user's file of measured links is broken.
     """
     known = links()
     own = 'or your own as bandwidth and latency, such as "12.5GB/s,5us"'
     if not isinstance(text, str):
         raise UsageError(f"a link is one of {', '.join(known)}, {own}, and is {shown(text)}")
     if text.strip().lower() in known:
-        return known[text.strip().lower()]
+        return _as_measured(known[text.strip().lower()])
     bandwidth, comma, latency = text.partition(",")
     if comma:
         rate, hop = parse_rate(bandwidth), parse_nanoseconds(latency)
@@ -163,6 +184,24 @@ def link_named(text: str) -> Link:
     near = difflib.get_close_matches(text.strip().lower(), known, n=2)
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     raise UsageError(f"there is no link {text!r:.40}{meant}; choose one of {', '.join(known)}, {own}")
+
+
+def _as_measured(link: Link) -> Link:
+    """A link with the figures that were last measured, by `foreplan devices --calibrate`."""
+    if not link.by_processor:
+        return link
+    figures = [each.figures for each in own_calibrations(LINKS) if each.name == link.name]
+    if not figures:
+        return link
+    rate, node, hop = (figures[-1][name] for name in LINKS.always)
+    return replace(
+        link,
+        bytes_per_second=max(rate, link.bytes_per_second),
+        ring_bytes_per_second=rate,
+        node_bytes_per_second=node,
+        hop_nanoseconds=hop,
+        bulk_hop_nanoseconds=hop,
+    )
 
 
 def cluster_of(

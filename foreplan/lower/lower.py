@@ -10,8 +10,10 @@ from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
-from foreplan.lower.exchanges import exchange_nanoseconds
+from foreplan.graph.op import Types
+from foreplan.lower.exchanges import check_waits, cluster_for, exchange_nanoseconds
 from foreplan.lower.fallbacks import notes_of
+from foreplan.lower.in_place import gathered_in_place
 from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
@@ -22,6 +24,7 @@ from foreplan.lower.targets import AUTO, chosen_target, why_numpy
 from foreplan.lower.valid import with_valid
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
+from foreplan.ops.point_to_point import BeginMessage
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
 from foreplan.patterns import UNNAMED, Named
 from foreplan.planner import problem as p
@@ -78,6 +81,7 @@ def lower(
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
+    formed = gathered_in_place(formed, lambda op: cluster_for(op, links, chosen.profile).by_processor)
     program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:
         if blocks := best_blocks(program, chosen):
@@ -156,6 +160,7 @@ class _Lowering:
             gradients=tuple(gradients),
             notes=graph.notes,
         )
+        check_waits(program)
         return with_valid(program)
 
     def find_last_reads(self) -> dict[Value, int]:
@@ -209,14 +214,16 @@ class _Lowering:
         if isinstance(node.op, Begin):
             self.stay((operands[0], writes[0]))
             self.begun[writes[0].value] = node.op
+        begun = self.begun.get(operands[0].value) if isinstance(node.op, Finish) else None
         for kernel, price in self.candidates(node.op, operands, writes):
-            self.act(node.op, kernel, price, operands, writes, node.name, node.source)
-        if isinstance(node.op, Finish):
-            self.gather_again(node, self.begun.get(operands[0].value), operands[1], writes)
+            time = price if begun is None else self.exchange(begun, [operands[1].type], waits=True)
+            self.act(node.op, kernel, time, operands, writes, node.name, node.source)
+        if begun is not None:
+            self.gather_again(node, begun, operands[1], writes)
 
-    def gather_again(self, node: Node, begun: Begin | None, sent: Operand, writes: Sequence[Operand]) -> None:
+    def gather_again(self, node: Node, begun: Begin, sent: Operand, writes: Sequence[Operand]) -> None:
         """Another way to what has been gathered, for plans that do not keep it for what is recomputed from it."""
-        if begun is None or begun.kind != "all_gather":
+        if begun.kind != "all_gather":
             return
         op = replace(begun, wait=True)
         for kernel, price in self.candidates(op, [sent], writes):
@@ -257,8 +264,14 @@ class _Lowering:
     def price(self, op: Op, kernel: Candidate, reads: Sequence[Window], writes: Sequence[Window]) -> int:
         """The time of a kernel; of an exchange, that of the links between ranks."""
         if isinstance(op, Begin):
-            return exchange_nanoseconds(op, [x.type for x in reads], self.links, self.target.profile)
+            return self.exchange(op, [x.type for x in reads], waits=False)
         return self.target.price(op, kernel, reads, writes)
+
+    def exchange(self, op: Begin, inputs: Types, waits: bool) -> int:
+        """The time of an exchange, with what begins it; where processors move the bytes themselves, with what waits."""
+        cluster = cluster_for(op, self.links, self.target.profile)
+        moved_in_wait = cluster.by_processor and not op.wait and not isinstance(op, BeginMessage)
+        return exchange_nanoseconds(op, inputs, cluster) if waits == moved_in_wait else 0
 
     def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:
         """Whether the node's kernels may write the new content over the old: nobody reads the old content later, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreplan.graph import Builder, Node, Op, TensorType, Window
 from foreplan.graph.op import Types
-from foreplan.lower.exchanges import exchange_nanoseconds
+from foreplan.lower.exchanges import cluster_for, exchange_nanoseconds
 from foreplan.lower.target import Target
 from foreplan.ops.collective import Begin
 
@@ -32,7 +32,7 @@ class NodeTimes:
     def _predicted(self, op: Op, inputs: Types, outputs: Types) -> int:
         target = self.target
         if isinstance(op, Begin):
-            return exchange_nanoseconds(op, inputs, self.links, target.profile)
+            return exchange_nanoseconds(op, inputs, cluster_for(op, self.links, target.profile))
         reads, writes = [Window.dense(x) for x in inputs], [Window.dense(y) for y in outputs]
         kernels = target.kernels(op, reads, writes)
         if kernels:

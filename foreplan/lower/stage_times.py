@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from foreplan.errors import PlanError
@@ -30,10 +31,16 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The messages of one stage, in the order of its plan."""
+    """The messages of one stage, in the order of its plan.
+
+    Attributes:
+        sent, received: messages.
+        shared: what all stages exchange, as text.
+    """
 
     sent: tuple[Message, ...]
     received: tuple[Message, ...]
+    shared: tuple[str, ...]
 
 
 def message_of(program: Program, action: int) -> Message:
@@ -47,11 +54,14 @@ def message_of(program: Program, action: int) -> Message:
 
 def messages_of(program: Program, plan: Plan) -> Messages:
     """The messages of a stage."""
-    begun = [step.action for step in plan.steps if isinstance(program.calls[step.action].op, BeginMessage)]
-    sides = {True: list[Message](), False: list[Message]()}
-    for action in begun:
-        sides[isinstance(program.calls[action].op, BeginSend)].append(message_of(program, action))
-    return Messages(tuple(sides[True]), tuple(sides[False]))
+    sent, received, shared = list[Message](), list[Message](), list[str]()
+    for step in plan.steps:
+        call = program.calls[step.action]
+        if isinstance(call.op, BeginMessage):
+            (sent if isinstance(call.op, BeginSend) else received).append(message_of(program, step.action))
+        elif isinstance(call.op, Begin) and call.op.stride >= program.of_stage:
+            shared.append(f"{call.op} of {call.inputs[0].type}")
+    return Messages(tuple(sent), tuple(received), tuple(shared))
 
 
 def unmatched(stages: Sequence[Messages]) -> str:
@@ -67,6 +77,10 @@ def unmatched(stages: Sequence[Messages]) -> str:
     twice = sorted(message for some in (sent, received) for message in _repeated(message[:3] for message in some))
     if twice:
         return "message {2} from stage {0} to stage {1} has the number of another one".format(*twice[0])
+    for number, kinds in enumerate(zip_longest(*(stage.shared for stage in stages), fillvalue="nothing")):
+        other = next((stage for stage, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        if other:
+            return f"all stages exchange, as number {number}, {kinds[0]} in stage 0 and {kinds[other]} in stage {other}"
     return ""
 
 
@@ -208,7 +222,7 @@ class _Walk:
                 done = what if isinstance(what, int) else run.done.get(what)
                 if done is None:
                     break
-                self.now = max(self.now, done)
+                self.now = max(self.now, done) + action.nanoseconds
             else:
                 self.now += action.nanoseconds
                 self.busy += action.nanoseconds

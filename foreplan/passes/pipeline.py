@@ -53,6 +53,7 @@ from foreplan.passes.ranks import (
     mean_of_all,
     overlap_exchanges,
     share_of_mean,
+    sum_gradients,
     sync_batch_norm,
 )
 from foreplan.passes.select import select_outputs
@@ -69,7 +70,7 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
-from foreplan.passes.tensor import gather_again, split_products, sum_input_gradients
+from foreplan.passes.tensor import gather_again, split_products
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
@@ -245,11 +246,6 @@ def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
     return Pass(fuse.__name__, Stage.TARGET, run, optional=True)
 
 
-def _of_group(function: Callable[[Graph, int], Graph], stage: Stage) -> Pass:
-    """A pass of ranks that compute parts of products, given how many they are."""
-    return Pass(function.__name__, stage, lambda graph, s: function(graph, s.ranks.tensor), _computes_in_parts)
-
-
 # Passes that help every graph, in the order in which each helps the next.
 SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
     fold_constants,
@@ -326,7 +322,7 @@ PASSES: tuple[Pass, ...] = (
         ensures=("backward",),
     ),
     _plain(gather_again, Stage.TRAINING, _computes_in_parts),
-    _of_group(sum_input_gradients, Stage.TRAINING),
+    Pass("sum_gradients", Stage.TRAINING, lambda g, s: sum_gradients(g, s.ranks), _trains_with_others),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     _plain(hoist_sums, Stage.TRAINING, _trains),
     _plain(trim_loops, Stage.TRAINING, _trains),

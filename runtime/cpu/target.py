@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -13,6 +12,7 @@ from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
+from foreplan.processor import cores
 from foreplan.runtime.loop import loop_candidates, loop_of
 from foreplan.runtime.numpy.target import reference, reference_reads
 
@@ -30,7 +30,7 @@ class CpuTarget:
     alignment = 64
 
     def __init__(self, threads: int | None = None, *, tune: bool = False, strict: bool = False) -> None:
-        here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        here = cores()
         self.threads, self.tune = here if threads is None else whole("threads", threads, 1, MOST_THREADS), tune
         self.strict = strict
         self.name = f"cpu:threads={self.threads}{',strict' * strict}"

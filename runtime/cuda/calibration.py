@@ -17,7 +17,7 @@ CARDS = Kind(
     always=_ALWAYS,
     perhaps=(*_OF_LIBRARIES, *_OF_RANKS),
     assumed=("context_bytes_per_thread", *_ALWAYS[1:], *_OF_LIBRARIES, *_OF_RANKS),
-    where="on cards",
+    what="What processes hold on cards besides their arenas",
     page="docs/cuda.md",
 )
 

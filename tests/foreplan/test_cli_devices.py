@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from foreplan import calibrate, calibrate_process, disk_cache
+from foreplan import calibrate, calibrate_links, calibrate_process, disk_cache
 from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
+from foreplan.lower.links import LINKS
 from foreplan.runtime.cpu import tune
 from foreplan.runtime.cuda.calibration import CARDS
 from foreplan.runtime.cuda.device import device_named, devices
@@ -63,6 +64,13 @@ def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--capture" in foreplan("devices", "-o", "x.toml", code=2).stderr
 
 
+def measured_link(link: str) -> Calibration:
+    """One that is there, and one that is not."""
+    if link == "gloo":
+        raise TargetError("torch is not installed")
+    return Calibration(LINKS, link, {"library": "MPICH"}, dict.fromkeys(LINKS.always, 5_000))
+
+
 def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"context_bytes": 545 << 20, "code_bytes": 4 << 20, "graph_bytes_per_launch": 9000}
     found = Calibration(CARDS, device_named("h100").title, {"driver": "580.105.08"}, figures)
@@ -78,12 +86,15 @@ def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(calibrate, "calibrate", measured)
     process = Calibration(PROCESSES, machine(), dict(versions_here()), dict.fromkeys(PROCESSES.always, 3 << 20))
     monkeypatch.setattr(calibrate_process, "calibrate_process", lambda: process)
+    monkeypatch.setattr(calibrate_links, "calibrate_link", measured_link)
     told = foreplan("devices", "--calibrate").stdout
     assert asked == ["the library", driver.card, found.versions]
     assert "context_bytes = 571_473_920" in told and f"written to {tmp_path}" in told
     assert "cudnn is not installed" in told
     path = tmp_path / "foreplan" / "calibration.toml"
-    first, answered = answer("devices", "--calibrate")
+    first, link, answered = answer("devices", "--calibrate")
+    assert link["link"] == "memory" and link["file"] == str(tmp_path / "foreplan" / "links.toml")
+    assert "the link gloo was not measured: torch is not installed" in told
     assert first["machine"] == machine() and first["figures"] == process.figures
     assert first["not_installed"] == ["onednn"]
     assert first["file"] == str(tmp_path / "foreplan" / "processes.toml")
@@ -105,6 +116,7 @@ def test_what_calibration_needs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nvml, "FILE", "libnvidia-ml-that-is-not-there.so.1")
     process = Calibration(PROCESSES, machine(), dict(versions_here()), dict.fromkeys(PROCESSES.always, 3 << 20))
     monkeypatch.setattr(calibrate_process, "calibrate_process", lambda: process)
+    monkeypatch.setattr(calibrate_links, "calibrate_link", measured_link)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     done = foreplan("devices", "--calibrate")
     assert "no driver for an NVIDIA card" in done.stdout and "interpreter_bytes" in done.stdout

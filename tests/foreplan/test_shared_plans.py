@@ -55,7 +55,7 @@ text = found.as_text(problem) + repr(found)  + repr(found.certificate) + str(fou
 """
 
 
-def at_once(folder: Path, plans: Path, count: int, budget: str = "", **environment: str) -> list[int]:
+def at_once(folder: Path, plans: Path | str, count: int, budget: str = "", **environment: str) -> list[int]:
     """Processes that ask for one plan at the same time; what each exits with."""
     for name in ("ready", "planned", "done"):
         (folder / name).mkdir()
@@ -74,7 +74,7 @@ def at_once(folder: Path, plans: Path, count: int, budget: str = "", **environme
         assert all(process.poll() is None for process in processes)
         time.sleep(0.02)
     (folder / "go").touch()
-    said = [process.communicate(timeout=60)[1] for process in processes]
+    said = [process.communicate(timeout=300)[1] for process in processes]
     codes = [process.returncode for process in processes]
     assert not any(said) or any(codes), b"".join(said).decode()
     return codes

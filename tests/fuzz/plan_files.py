@@ -4,6 +4,9 @@ A case is a saved plan's name and edits of its records; it is small, and as good
 loads runs between pages that nobody may touch, and with dead bytes poisoned. It must compute what the same steps
 compute with every value in memory of its own, and on NumPy what `interpret` computes of its program. Where the program
 is the one that was saved, it must give the very results that the saved plan gives.
+
+A plan for several ranks is run by as many threads as it was saved for. All ranks of a job read one file; of stages one
+reads the edited file, and the others those that were saved.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from foreplan.runtime.session import Session
 from tests.fuzz.interpreter import interpret
 from tests.fuzz.memory import guarded
 from tests.fuzz.target import Target
+from tests.ranks.threads import Thread
+from tests.ranks.threads import run as run_ranks
 from tests.runtime.micro_batches import data_for
 from tests.runtime.test_planfile import reseal, sealed
 
@@ -71,6 +76,12 @@ def parts(target: str, count: int = 2) -> fp.Compiled:
     return fp.compile(images(), fp.losses.cross_entropy, optimizer, target=target, accumulate=count)
 
 
+def spread(target: str, **options: Any) -> fp.Compiled:
+    """A step of two ranks."""
+    options = {"ranks": 2} | options
+    return fp.compile(words(), fp.losses.cross_entropy, fp.optim.AdamW(0.1), target=target, **options)
+
+
 SAVED: dict[str, Callable[[str], fp.Compiled]] = {
     "perceptron": lambda target: fp.compile(
         perceptron(), fp.losses.cross_entropy, fp.optim.Nesterov(0.1), target=target, prefetch=True
@@ -80,7 +91,13 @@ SAVED: dict[str, Callable[[str], fp.Compiled]] = {
     "sequence": lambda target: fp.compile(sequence(), fp.losses.cross_entropy, fp.optim.SGD(0.1), target=target),
     "parts": parts,
     "forward": lambda target: fp.compile(images(), target=target),
+    "ranks": lambda target: spread(target, accumulate=2),
+    "shards": lambda target: spread(target, shard="parameters", checkpoint=["*"]),
+    "groups": lambda target: spread(target, ranks=4, tensor=2, shard="state"),
+    "first stage": lambda target: spread(target, stages=2, stage=0, accumulate=2),
+    "last stage": lambda target: spread(target, stages=2, stage=1, accumulate=2),
 }
+STAGES = ("first stage", "last stage")
 TARGETS = ("numpy", "cpu:threads=1")
 
 
@@ -104,7 +121,7 @@ def saved(name: str) -> Saved:
     """By a name such as `images on numpy`."""
     model, target = name.split(" on ")
     step = SAVED[model](target)
-    text = plan_text(step.program, step.plan, step.update)
+    text = plan_text(step.program, step.plan, step.update, step.options)
     return Saved(step, json.loads(text), text)
 
 
@@ -315,6 +332,9 @@ def run(case: bytes, folder: Path) -> None:
         assert plan.order_lower_bound_bytes == order_bound(program)
     if step.arena_bytes + step.host_bytes > MOST_BYTES or step.accumulate > MOST_BATCHES:
         return
+    if saved(told["saved"]).step.program.ranks > 1:
+        _run_ranks(step, told["saved"])
+        return
     batches = [data_for(step, i, (step.accumulate,) if step.accumulate > 1 else ()) for i in range(STEPS)]
     found = _results(lambda: step.bind(seed=1), batches)
     assert found == _results(lambda: step.bind(seed=1, poison=True), batches), "poison changes the results"
@@ -326,6 +346,33 @@ def run(case: bytes, folder: Path) -> None:
     if _meaning(own) == _meaning(step):
         assert [slot.valid for slot in step.program.inputs] == [slot.valid for slot in own.program.inputs]
         assert found == _results(lambda: own.bind(seed=1), batches), "not the results of the plan that was saved"
+
+
+def _run_ranks(step: fp.Compiled, name: str) -> None:
+    """As `run`, on all ranks of a job."""
+    found = _results_of_ranks(step, name, lambda each: each.bind(seed=1))
+    for bind, what in ((lambda each: each.bind(seed=1, poison=True), "poison changes"), (apart, "other places change")):
+        assert found == _results_of_ranks(step, name, bind), f"{what} the results"
+    own = _own(name, step.accumulate)
+    if _meaning(own) == _meaning(step):
+        assert found == _results_of_ranks(own, name, lambda each: each.bind(seed=1)), "not those of the saved plan"
+
+
+def _results_of_ranks(step: fp.Compiled, name: str, bind: Callable[[fp.Compiled], Session]) -> list[list[bytes]]:
+    """What each rank comes to."""
+    model, target = name.split(" on ")
+    steps = [step] * saved(name).step.program.ranks
+    if model in STAGES:
+        steps = [step if stage == model else saved(f"{stage} on {target}").step for stage in STAGES]
+
+    def job(world: Thread) -> list[bytes]:
+        own = steps[world.rank]
+        leading = (own.accumulate,) if own.accumulate > 1 else ()
+        group = world.rank // max(1, own.program.tensor)
+        return _results_of(lambda: bind(own), [data_for(own, 10 * group + i, leading) for i in range(STEPS)])
+
+    with guarded():
+        return run_ranks(len(steps), job)
 
 
 @lru_cache(maxsize=32)
@@ -364,16 +411,21 @@ def apart(step: fp.Compiled) -> Session:
 def _results(bind: Callable[[], Session], batches: list[dict[str, np.ndarray]]) -> list[bytes]:
     """The bytes of everything that steps return, and of what they leave."""
     with guarded():
-        session = bind()
-        made: list[bytes] = []
-        try:
-            for batch in batches:
-                result = session.step(batch)
-                made.append(np.float64(np.nan if result.loss is None else result.loss).tobytes())
-                made += [array.tobytes() for array in (*result.outputs.values(), *result.gradients.values())]
-        except SessionError as error:
-            raise AssertionError(f"a kernel misbehaves: {error}") from error
-        return made + [session.stored[name].tobytes() for name in session.stored]
+        return _results_of(bind, batches)
+
+
+def _results_of(bind: Callable[[], Session], batches: list[dict[str, np.ndarray]]) -> list[bytes]:
+    """The same, in arenas that are guarded already."""
+    session = bind()
+    made: list[bytes] = []
+    try:
+        for batch in batches:
+            result = session.step(batch)
+            made.append(np.float64(np.nan if result.loss is None else result.loss).tobytes())
+            made += [array.tobytes() for array in (*result.outputs.values(), *result.gradients.values())]
+    except SessionError as error:
+        raise AssertionError(f"a kernel misbehaves: {error}") from error
+    return made + [session.stored[name].tobytes() for name in session.stored]
 
 
 TARGET = Target("plan_files", draw, run)

@@ -209,7 +209,7 @@ def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("[[calibrated", "no table"),
         ("calibrated = 3", "needs entries"),
-        (FOUND.as_toml().replace("code_bytes = 7", ""), "1 needs code_bytes as a number of bytes, and has None"),
+        (FOUND.as_toml().replace("code_bytes = 7", ""), "1 needs code_bytes as a whole number, and has None"),
         (FOUND.as_toml().replace("code_bytes = 7", "code_bytes = -7"), "1 needs code_bytes"),
         (FOUND.as_toml().replace("cudnn_bytes", "cudnn_byte"), "unknown key 'cudnn_byte'"),
         (FOUND.as_toml().replace("code_bytes = 7", f"code_bytes = {2**62}"), "1 needs code_bytes"),
@@ -252,7 +252,7 @@ def test_a_home_of_another_user_has_no_calibrations(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", denied)
-        assert calibration._own(CARDS) == ()
+        assert calibration.own_calibrations(CARDS) == ()
 
 
 def test_settings_that_cannot_be_written(settings: Path) -> None:

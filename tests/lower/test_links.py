@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.calibration import Calibration, record
+from foreplan.errors import TargetError, UsageError
 from foreplan.lower import target_named
+from foreplan.lower.exchanges import Exchanges, cluster_from
 from foreplan.lower.links import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
     KINDS,
+    LINKS,
     RECV,
     REDUCE_SCATTER,
     SEND,
@@ -28,6 +31,8 @@ from foreplan.lower.links import (
     nanoseconds,
     sent_bytes,
 )
+from foreplan.ops.collective import Begin, Finish
+from foreplan.passes.ranks import setting
 from foreplan.runtime.cuda.device import devices
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "links.md").read_text()
@@ -226,3 +231,54 @@ def test_the_page_s_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     sent, time = capsys.readouterr().out.splitlines()
     assert sent == "29.53125 GB sent by each rank"  # 2 · 63 / 64 of 15 GB
     assert 70 < float(time.split()[0]) < 90
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's file of measured links, in a folder of settings of its own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    cluster_from.cache_clear()
+    yield tmp_path / "foreplan" / "links.toml"
+    cluster_from.cache_clear()
+
+
+def recorded(rate: int, node: int, hop: int, library: str = "MPICH") -> None:
+    """Write a measurement of the link of ranks on one machine."""
+    figures = dict(zip(LINKS.always, (rate, node, hop)))
+    record(Calibration(LINKS, "memory", {"library": library}, figures))
+
+
+def test_a_measured_link_is_believed(measured: Path) -> None:
+    """Hockney's time, of two ranks, and of four that share what the machine reaches; the latest measurement counts."""
+    recorded(1, 1, 1, "another")
+    recorded(8_000_000_000, 16_000_000_000, 9_000)
+    profile = target_named("numpy").profile
+    two, four = (cluster_of(profile, ranks) for ranks in (2, 4))
+    assert nanoseconds(ALL_GATHER, 16_000_000, two) == 9_000 + 1_000_000
+    assert nanoseconds(ALL_GATHER, 16_000_000, four) == 3 * 9_000 + 3_000_000
+    assert link_named("gloo") is links()["gloo"] and link_named("nvlink4") is links()["nvlink4"]
+
+
+def test_a_broken_measurement_is_told(measured: Path) -> None:
+    measured.parent.mkdir()
+    measured.write_text("[[calibrated]]")
+    with pytest.raises(TargetError, match=r"needs a link and versions.*--calibrate"):
+        cluster_of(target_named("numpy").profile, 2)
+
+
+def test_what_ranks_on_a_machine_exchange_takes_the_time_of_computing(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processors move the bytes. Over links of other kinds exchanges go on beside what is computed."""
+    monkeypatch.setattr(setting, "LEAST", 1 << 16)
+    model = fp.models.build("mlp:width=256,layers=4,batch=64")
+    for link, beside in (("", False), ("5GB/s,6us", True)):
+        step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target="numpy", ranks=2, links=link)
+        computing = sum(
+            step.program.actions[each.action].nanoseconds
+            for each in step.plan.steps
+            if not isinstance(step.program.calls[each.action].op, Begin | Finish)
+        )
+        found = Exchanges.of(step.program, step.plan)
+        assert found.nanoseconds > 0 and (found.step < computing + found.nanoseconds) == beside
+        assert beside or found.step == computing + found.nanoseconds

@@ -12,7 +12,8 @@ import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
 from foreplan.passes.ranks import setting
-from tests.ranks.training import assert_close, assert_same, trained
+from tests.ranks.threads import Thread, run
+from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 
@@ -59,12 +60,12 @@ def test_sums_have_one_order(name: str, accumulate: int) -> None:
     """
     runs = {shard: trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate) for shard in SHARDS}
     (alone,) = trained(mlp, OPTIMIZERS[name], 1, 16)
-    for shard, run in runs.items():
-        assert_close(run[0], alone, 3e-3 if name == "lion" else 1e-4)
+    for shard, each in runs.items():
+        assert_close(each[0], alone, 3e-3 if name == "lion" else 1e-4)
         parts_first = accumulate > 1 and shard in ("gradients", "parameters")
         if name != "clipped":
-            assert_same(run[0], runs["gradients" if parts_first else "none"][0])
-        assert_same(trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate)[0], run[0])
+            assert_same(each[0], runs["gradients" if parts_first else "none"][0])
+        assert_same(trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate)[0], each[0])
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -163,3 +164,25 @@ def test_narrow_parts_are_made_again() -> None:
     gathers = [node for node in step.graph.nodes if node.op.name == "all_gather" and node.name.startswith("bucket")]
     sent = [node.inputs[0] for node in gathers if node.inputs[0].dtype.name == "bfloat16"]
     assert len(set(sent)) == len(sent) >= 6 and sum(node.name.endswith("/again") for node in gathers) >= 3
+
+
+@pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (2, 2), (4, 2)])
+def test_gradients_that_are_returned(ranks: int, tensor: int) -> None:
+    """Without an optimizer each rank returns those of the mean of all losses, of whole parameters."""
+
+    def compiled(batch: int, **options: Any) -> fp.Compiled:
+        graph = fp.models.build(f"gpt2_small:layers=1,width=16,heads=2,seq=6,vocabulary=22,batch={batch}")
+        return fp.compile(graph, fp.losses.cross_entropy, target="numpy", **options)
+
+    step = compiled(4 * tensor // ranks, ranks=ranks, tensor=tensor)
+    (whole,) = batches_for(step, 4, 1)
+
+    def job(world: Thread) -> dict[str, np.ndarray]:
+        own = own_part(whole, world.rank // tensor, ranks // tensor)
+        return dict(step.bind(seed=1).step(own).gradients)
+
+    wanted = compiled(4).bind(seed=1).step(whole).gradients
+    for found in run(ranks, job):
+        assert found.keys() == wanted.keys() and len(found) > 10
+        for name, gradient in found.items():
+            np.testing.assert_allclose(gradient, wanted[name], atol=1e-7, err_msg=name)

@@ -22,13 +22,14 @@ from foreplan.graph.text import parse_graph
 from foreplan.graph.types import FLOAT32
 from foreplan.lower.program import Program
 from foreplan.lower.stage_times import messages_of, run_stages, unmatched
-from foreplan.ops.collective import Finish
+from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.ops.point_to_point import BeginMessage, BeginReceive, BeginSend
 from foreplan.ops.reduce import reduce
 from foreplan.options import Options
 from foreplan.planner import Plan
+from foreplan.runtime.session import Session
 from foreplan.staged import Staged
 from tests.ranks.stages import compiled_stages
 from tests.ranks.threads import Thread, run
@@ -216,6 +217,26 @@ def test_budgets_are_those_of_each_stage() -> None:
         staged(2, 4, model, budget=4096)
 
 
+def test_stages_that_exchange_something_else() -> None:
+    """One takes the loss from another rank: no library says so."""
+    stages = compiled_stages(fp.models.build(GPT), 2, 2, optimizer=optim.SGD(0.1))
+    program, plan = stages[0].program, stages[0].plan
+    calls = [
+        replace(call, op=replace(call.op, peer=0)) if getattr(call.op, "kind", "") == "broadcast" else call
+        for call in program.calls
+    ]
+    other = replace(program, calls=tuple(calls))
+    assert other != program
+    with pytest.raises(PlanError, match=r"exchange, as number 0, .* in stage 0 and .*peer=1.* in stage 1"):
+        run_stages([(other, plan), (stages[1].program, stages[1].plan)])
+
+    def job(world: Thread) -> Any:
+        return stages[1].bind() if world.rank else Session(other, plan)
+
+    with pytest.raises(SessionError, match=r"stages do not fit one another: all stages exchange"):
+        run(2, job)
+
+
 def test_a_stage_on_another_rank() -> None:
     compiled = compiled_stages(fp.models.build(GPT), 2, 2, optimizer=optim.SGD(0.1))
 
@@ -300,3 +321,14 @@ def test_commands_that_take_no_stages(words: list[str], said: str) -> None:
     command, *rest = words
     done = CliRunner().invoke(cli, [command, GPT, *rest, "--ranks", "2", "--stages", "2", "--accumulate", "2"])
     assert done.exit_code == 2 and said in done.stderr
+
+
+def test_a_wait_that_names_another_tensor() -> None:
+    """What is sent would not be kept until then."""
+    x, y = (TensorType(FLOAT32, (4,)) for _ in range(2))
+    b = Builder("g")
+    sent, other = b.input("x", x), b.input("y", y)
+    begun = b.apply(Begin(2), sent)
+    graph = b.finish({"y": b.apply(Finish(2), begun, other)})
+    with pytest.raises(PlanError, match="waits for an exchange, and names another tensor than what is sent"):
+        fp.lower(graph, "numpy")

@@ -59,7 +59,7 @@ def test_what_is_under_way_is_neither_dropped_nor_made_again() -> None:
 
 def test_a_plan_that_makes_it_again_is_refused() -> None:
     """As the planner makes it, unless it is told what is under way."""
-    program = fp.lower(two_at_a_time(), "numpy")
+    program = fp.lower(two_at_a_time(), "numpy", links="5GB/s,2us")  # by which to begin again is dear
     assert [value.name for value in program.values if value.kept]
     untold = replace(program, values=tuple(replace(value, kept=False) for value in program.values))
     whole, told = fp.plan(program, remat="off").arena_bytes, set()

@@ -3,6 +3,7 @@
 from foreplan.passes.ranks.homes import BACKWARD, FORWARD, Phase
 from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
 from foreplan.passes.ranks.overlap import overlap_exchanges
+from foreplan.passes.ranks.returned import sum_gradients
 from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.ranks.sharding import Sharding
 from foreplan.passes.ranks.storage import WHOLE, Storage
@@ -22,6 +23,7 @@ __all__ = [
     "mean_of_all",
     "overlap_exchanges",
     "share_of_mean",
+    "sum_gradients",
     "sync_batch_norm",
     "uses_of_gradients",
 ]

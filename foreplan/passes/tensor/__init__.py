@@ -3,7 +3,6 @@ these products.
 """
 
 from foreplan.passes.tensor.gather_again import gather_again
-from foreplan.passes.tensor.input_gradients import sum_input_gradients
 from foreplan.passes.tensor.split_products import split_products
 
-__all__ = ["gather_again", "split_products", "sum_input_gradients"]
+__all__ = ["gather_again", "split_products"]
