@@ -16,7 +16,7 @@ from foreplan.lower.node_times import NodeTimes
 from foreplan.options import Options
 from foreplan.passes import Fission
 from foreplan.passes.loss_scale import is_scaled
-from foreplan.passes.ranks import BACKWARD, uses_of_gradients
+from foreplan.passes.ranks import by_pass, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out, stage_step
 from foreplan.rank_options import check_trained, ranks_of, storage_of
 
@@ -99,7 +99,7 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
     body = _formed(graph, settings, options, watch)
     update = accumulation.update(body, uses.of_sums)
     if uses.sharding is not None:
-        update = uses.sharding.with_homes(update, lambda node: BACKWARD)
+        update = uses.sharding.with_homes(update, by_pass(()))
     return passes.with_same_stored(body, passes.simplified(update))
 
 

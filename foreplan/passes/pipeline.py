@@ -44,12 +44,11 @@ from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.ranks import (
     ALONE,
-    BACKWARD,
-    FORWARD,
     WHOLE,
     Ranks,
     Sharding,
     Storage,
+    by_pass,
     mean_of_all,
     overlap_exchanges,
     share_of_mean,
@@ -210,10 +209,6 @@ def _select(graph: Graph, settings: Settings) -> Graph:
     return graph if settings.outputs is None else select_outputs(graph, settings.outputs)
 
 
-def _attach(graph: Graph, settings: Settings) -> Graph:
-    return graph if settings.attach is None else settings.attach(graph)
-
-
 def _mean_loss(graph: Graph, settings: Settings) -> Graph:
     assert settings.accumulation is not None
     return settings.accumulation.with_mean_loss(graph)
@@ -228,7 +223,7 @@ def _differentiate(graph: Graph, settings: Settings) -> Graph:
     step = differentiate(graph, settings.consume, is_scaled(settings.dtype), settings.gradients)
     if settings.to_loss or settings.fission in _IN_TURN:
         step = in_turn(step, forward)
-    return step if sharding is None else sharding.with_homes(step, lambda x: FORWARD if x in forward else BACKWARD)
+    return step if sharding is None else sharding.with_homes(step, by_pass(forward))
 
 
 def _decompose(graph: Graph, settings: Settings) -> Graph:
@@ -268,7 +263,7 @@ def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tu
 PASSES: tuple[Pass, ...] = (
     Pass("choose_trained", Stage.FORWARD, lambda g, s: choose_trained(g, s.selection), lambda s: bool(s.selection)),
     Pass("master_weights", Stage.FORWARD, lambda g, s: master_weights(g), lambda s: s.trains and not s.narrow_weights),
-    Pass("attach_loss", Stage.FORWARD, _attach, _trains, ensures=("loss",)),
+    Pass("attach_loss", Stage.FORWARD, lambda g, s: s.attach(g) if s.attach else g, _trains, ensures=("loss",)),
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     _plain(write_out_loops, Stage.FORWARD, lambda s: not s.loops or s.dtype != FLOAT32),

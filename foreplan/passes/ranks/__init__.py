@@ -1,6 +1,6 @@
 """One step of several ranks: each has samples of its own, and all come to the same weights."""
 
-from foreplan.passes.ranks.homes import BACKWARD, FORWARD, Phase
+from foreplan.passes.ranks.homes import Phase, by_pass
 from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
 from foreplan.passes.ranks.overlap import overlap_exchanges
 from foreplan.passes.ranks.returned import sum_gradients
@@ -12,14 +12,13 @@ from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
 __all__ = [
     "ALONE",
-    "BACKWARD",
-    "FORWARD",
     "WHOLE",
     "Phase",
     "Ranks",
     "Sharding",
     "Storage",
     "Uses",
+    "by_pass",
     "mean_of_all",
     "overlap_exchanges",
     "share_of_mean",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,6 +27,13 @@ class Phase(NamedTuple):
 
 
 FORWARD, BACKWARD = Phase(0, True), Phase(1, False)
+
+
+def by_pass(forward: Collection[Node]) -> Callable[[Node], Phase]:
+    """The phase of each node of a step, given the nodes of its forward pass."""
+    return lambda node: FORWARD if node in forward else BACKWARD
+
+
 # When a bucket is gathered for what reads it; None: it is a result of the step.
 When = Callable[[Bucket, Node | None], Phase]
 
