@@ -56,7 +56,8 @@ def test_states_are_twelve_bytes_a_parameter(published: ModuleType, model: str, 
     """To the byte: float32 parameters and Adam's two, of which each rank has its part, and nothing is filled up."""
     row = next(row for row in published.ROWS if row.model == model)
     graph = attach_loss(published.model_of(replace(row, seq=8)), loss=fp.losses.cross_entropy)
-    buckets = buckets_of(graph, Ranks(ranks, "parameters"), optim.AdamW(1e-4))
+    trained = {value.name for value in graph.parameters}
+    buckets = buckets_of(graph, trained, Ranks(ranks, "parameters"), optim.AdamW(1e-4))
     part = sum(bucket.home.type.nbytes for bucket in buckets)
     assert 3 * part * ranks == 12 * COUNTS[model]
 
