@@ -2,7 +2,7 @@
 
     python benchmarks/ranks.py run        # on this machine, by MPI: 1, 2 and 4 ranks of one thread each
     python benchmarks/ranks.py estimate   # clusters that are not here: Llama's shapes, and ZeRO's table
-    python benchmarks/ranks.py estimate-stages   # the same shapes in stages, one a card
+    python benchmarks/ranks.py estimate-stages   # the same shapes in stages
 
 Writes ranks.json beside this file, and tables into docs/ranks.md. Of a run it tells: the loss after some steps; bytes
 that are planned, and allocated, on each rank; what a rank sends; how much of the time it stands still for others; and
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -222,22 +222,48 @@ def group_table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-STAGES = {"Llama 2 7B": [(1, 8), (4, 8), (8, 8), (8, 16)], "Llama 2 70B": [(8, 16)]}
+class Cut(NamedTuple):
+    """A step in stages, one sample a micro-batch of each group."""
+
+    model: str
+    stages: int
+    micro_batches: int
+    ranks: int
+    tensor: int = 1
+    shard: str = "none"
+
+    @property
+    def key(self) -> str:
+        """Of its row."""
+        return "|".join(map(str, self))
 
 
-def in_stages(text: str, stages: int, micro_batches: int, target: str) -> dict[str, Any]:
-    """The figures of a step in stages, one sample a micro-batch."""
+CUTS = (
+    Cut("Llama 2 7B", 1, 8, 1),
+    Cut("Llama 2 7B", 4, 8, 4),
+    Cut("Llama 2 7B", 8, 8, 8),
+    Cut("Llama 2 7B", 8, 16, 8),
+    Cut("Llama 2 7B", 4, 16, 64, 8, "state"),
+    Cut("Llama 2 70B", 8, 16, 8),
+    Cut("Llama 2 70B", 8, 16, 512, 8, "state"),
+)
+
+
+def in_stages(cut: Cut, target: str) -> dict[str, Any]:
+    """The figures of a step in stages."""
     options = Options(
         fp.losses.cross_entropy,
         fp.optim.AdamW(1e-4),
         target=target,
         precision="bf16",
-        ranks=stages,
-        stages=stages,
-        accumulate=micro_batches,
+        ranks=cut.ranks,
+        stages=cut.stages,
+        tensor=cut.tensor,
+        shard=cut.shard,
+        accumulate=cut.micro_batches,
     )
-    model = fp.models.build(text + ",batch=1")
-    if stages == 1:
+    model = fp.models.build(SHAPES[cut.model] + ",batch=1")
+    if cut.stages == 1:
         figures = fp.api.compile_with(model, options).estimate()
         peaks, bubble = [figures["peak_bytes"]], 0.0
     else:
@@ -248,22 +274,26 @@ def in_stages(text: str, stages: int, micro_batches: int, target: str) -> dict[s
         "bubble": bubble,
         "predicted_seconds": figures["predicted_seconds"],
         "sent_bytes": max((row["sent_bytes"] for row in figures.get("by_stage", [])), default=0),
+        "exchanged_bytes": max((row["exchanged_bytes"] for row in figures.get("by_stage", [])), default=0),
     }
 
 
 def stages_table(rows: dict[str, Any]) -> str:
     """A row an estimate."""
     lines = [
-        "| model | stages | micro-batches | peak of the first | of the last | a stage sends at most "
-        "| stand still | (S − 1) / (M + S − 1) | step |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | ranks | stages | products in parts | in parts | micro-batches | peak of the first | of the last "
+        "| to other stages | within | stand still | (S − 1) / (M + S − 1) | step |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for key, row in sorted(rows.items(), key=lambda pair: list(STAGES).index(pair[0].split("|")[0])):
-        model, stages, micro_batches = key.split("|")
-        s, m = int(stages), int(micro_batches)
+    for cut in CUTS:
+        if (row := rows.get(cut.key)) is None:
+            continue
+        s, m = cut.stages, cut.micro_batches
         lines.append(
-            f"| {model} | {s} | {m} | {format_bytes(row['peaks'][0])} | {format_bytes(row['peaks'][-1])} | "
-            f"{format_bytes(row['sent_bytes'])} | {row['bubble']:.1%} | {(s - 1) / (m + s - 1):.1%} | "
+            f"| {cut.model} | {cut.ranks} | {s} | {cut.tensor if cut.tensor > 1 else ''} | "
+            f"{cut.shard if cut.ranks > s else ''} | {m} | "
+            f"{format_bytes(row['peaks'][0])} | {format_bytes(row['peaks'][-1])} | {format_bytes(row['sent_bytes'])} | "
+            f"{format_bytes(row['exchanged_bytes'])} | {row['bubble']:.1%} | {(s - 1) / (m + s - 1):.1%} | "
             f"{format_seconds(row['predicted_seconds'])} |"
         )
     return "\n".join(lines)
@@ -325,14 +355,14 @@ def groups(target: str) -> None:
 
 @main.command("estimate-stages")
 @click.option("--target", default="cuda:h100")
-@click.option("--model", "chosen", type=click.Choice(list(STAGES)), multiple=True, help="Of one model alone.")
-def estimate_stages(target: str, chosen: tuple[str, ...]) -> None:
+@click.option("--only", type=click.Choice([cut.key for cut in CUTS]), multiple=True, help="Of these rows alone.")
+def estimate_stages(target: str, only: tuple[str, ...]) -> None:
     """Estimate steps in stages."""
-    rows = {key: row for key, row in kept().get("stages", {}).items() if key.split("|")[0] not in (chosen or STAGES)}
-    for model in chosen or STAGES:
-        for stages, micro_batches in STAGES[model]:
-            rows[f"{model}|{stages}|{micro_batches}"] = in_stages(SHAPES[model], stages, micro_batches, target)
-            click.echo(f"{model}, {stages} stages, {micro_batches} micro-batches", err=True)
+    rows = {key: row for key, row in kept().get("stages", {}).items() if key in {cut.key for cut in CUTS}}
+    for cut in CUTS:
+        if not only or cut.key in only:
+            rows[cut.key] = in_stages(cut, target)
+            click.echo(cut.key, err=True)
             keep("stages", rows, stages_table)
 
 
