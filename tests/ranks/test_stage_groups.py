@@ -16,6 +16,7 @@ from foreplan.errors import SessionError
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes.ranks import overlap
+from tests.profile import pick
 from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone
 from tests.ranks.test_batch_norm import network
 from tests.ranks.test_tensor_drawn import Draw
@@ -97,7 +98,7 @@ def test_groups_train_as_one_process(text: str, ranks: int, tensor: int, shard: 
     check(model(text), 2, ranks, optimizer=optim.Momentum(0.01), tensor=tensor, shard=shard)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 5])
+@pytest.mark.parametrize("micro_batches", pick([5], [5], [2, 5]))
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("stages", [2, 4])
 def test_replicas_of_many_stages(stages: int, shard: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_replicas_of_many_stages(stages: int, shard: str, micro_batches: int, mo
     check(model(MLP), stages, 2, micro_batches, optimizer=optim.Momentum(0.01), shard=shard)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(pick(4, 12, 120)))
 def test_drawn_networks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they are cut, also within what ranks compute in parts; with exchanges that others go on beside."""
     monkeypatch.setattr(overlap, "SOON", 0)
@@ -134,7 +135,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("shard", pick(["parameters"], ["none", "parameters"], SHARDS))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, shard: str) -> None:
     tolerance = 1e-4 if name == "norm of all" else 1e-5

@@ -117,7 +117,7 @@ class Mixed(Draw):
         return layer
 
 
-@pytest.mark.parametrize("seed", range(pick(20, 60, 400)))
+@pytest.mark.parametrize("seed", range(pick(10, 30, 400)))
 def test_drawn_networks(seed: int) -> None:
     """Whatever lies between products, and whether it divides or not."""
     options = {"loss": fp.losses.mse, "target": "numpy"}
