@@ -33,7 +33,7 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
         count = settings.step.stages
         raise UsageError(
             f"--stages {count}, and {world.size} process{'es run' if world.size > 1 else ' runs'} this command: each "
-            f"stage is one or more, so start {count} or a multiple of it (mpirun -n {count} foreplan train …)"
+            f"stage takes as many, so start {count} or a multiple of it (mpirun -n {count} foreplan train …)"
         )
     asked = settings.step.ranks if given("ranks") else world.size
     if asked != world.size:
