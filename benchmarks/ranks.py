@@ -193,14 +193,19 @@ def estimate_table(rows: dict[str, Any]) -> str:
     ]
     for key, row in rows.items():
         model, ranks, shard = key.split("|")
-        kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
-        lines.append(
-            f"| {model}, {format_count(row['numbers'])} | {int(ranks):,} | {shard if int(ranks) > 1 else ''} | "
-            f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
-            f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
-            f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
-        )
+        parts = shard if int(ranks) > 1 else ""
+        lines.append(f"| {model}, {format_count(row['numbers'])} | {int(ranks):,} | {parts} | {cells(row)}")
     return "\n".join(lines)
+
+
+def cells(row: dict[str, Any]) -> str:
+    """The figures of an estimate, as both tables have them."""
+    kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
+    return (
+        f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
+        f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
+        f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
+    )
 
 
 def group_table(rows: dict[str, Any]) -> str:
@@ -212,13 +217,7 @@ def group_table(rows: dict[str, Any]) -> str:
     ]
     for key, row in rows.items():
         model, ranks, shard, tensor = key.split("|")
-        kept = row["categories"]["parameters"] + row["categories"]["optimizer_state"]
-        lines.append(
-            f"| {model} | {int(ranks):,} | {tensor} | {shard} | "
-            f"{format_bytes(row['peak_bytes'])} | {format_bytes(kept)} | "
-            f"{format_bytes(row['categories']['activations'])} | {format_bytes(row['sent_bytes'])} | "
-            f"{format_seconds(row['exchange_seconds'])} | {format_seconds(row['predicted_seconds'])} |"
-        )
+        lines.append(f"| {model} | {int(ranks):,} | {tensor} | {shard} | {cells(row)}")
     return "\n".join(lines)
 
 

@@ -112,7 +112,7 @@ def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) ->
     _check_stages(graph, options)
     settings, optimizer = training_settings(graph, options), options.optimizer
     assert optimizer is not None
-    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
+    price = _prices(options)
     scaled = is_scaled(settings.dtype)
 
     def stage(forward: Graph) -> Graph:
@@ -130,10 +130,15 @@ def layout_of(graph: Graph, options: Options) -> Layout:
     """
     _check_stages(graph, options)
     settings = training_settings(graph, options)
-    price = NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
     stages = (passes.Stage.FORWARD, passes.Stage.MEMORY)
     with without_collection():
-        return laid_out(passes.run_passes(graph, settings, stages, passes=options.passes), options.stages, price)
+        forward = passes.run_passes(graph, settings, stages, passes=options.passes)
+        return laid_out(forward, options.stages, _prices(options))
+
+
+def _prices(options: Options) -> NodeTimes:
+    """What nodes take, by which stages are cut."""
+    return NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
 
 
 _NOT_WITH_STAGES = ("outputs", "gradients", "checkpoint", "keep", "recompute", "to_host", "offload", "split")

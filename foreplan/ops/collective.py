@@ -26,7 +26,7 @@ Other = TypeVar("Other", bound="Collective")
 _ALL_GATHER, _ALL_TO_ALL, _BROADCAST, _SHIFT = EXCHANGES = ("all_gather", "all_to_all", "broadcast", "shift")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Group:
     """Ranks that take part in something.
 

@@ -53,13 +53,10 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
             f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and "
             f"with its own stage: ranks 0 to {program.of_stage - 1} with stage=0, and so on"
         )
-    for ranks, stride in sorted({group for groups in world.gather(_pairs(program)) for group in groups}):
-        world.group(ranks, stride)  # in one order on all ranks: those of another stage may ask for others first
+    for group in sorted(set().union(*world.gather(program.groups))):
+        if group.ranks > 1:  # in one order on all ranks: those of another stage may ask for others first
+            world.group(group.ranks, group.stride)
     return world
-
-
-def _pairs(program: Program) -> list[tuple[int, int]]:
-    return [(group.ranks, group.stride) for group in program.groups if group.ranks > 1]
 
 
 def _unfitting(world: World, program: Program, plan: Plan) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import foreplan as fp
 from foreplan.compiled import Compiled
 from foreplan.graph import Graph
+from foreplan.runtime.session import Session
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import Batch, Trained, batches_for, own_part
 
@@ -53,3 +56,31 @@ def assert_as_alone(found: Sequence[Trained], alone: Trained, tolerance: float =
             wanted = alone.stored[name].astype(np.float64)
             np.testing.assert_allclose(value.astype(np.float64), wanted, rtol=tolerance, atol=tolerance, err_msg=name)
     assert {name for each in found for name in each.stored} == set(alone.stored)
+
+
+def trained_saved_and_read(step: Compiled, batches: Sequence[Batch], path: Path) -> tuple[float, float]:
+    """The loss of a third step on a rank: of the session that took the first two and wrote a checkpoint, and of one
+    that goes on from it.
+    """
+    names = [slot.name for slot in step.program.required_inputs]
+    first, second, third = ({name: batch[name] for name in names} for batch in batches)
+    session, again = step.bind(seed=1), step.bind(seed=2)
+    session.step(first)
+    session.step(second)
+    session.save(path)
+    again.load(path)
+    assert again.steps_done == 2
+    return session.step(third).loss, again.step(third).loss
+
+
+def one_process_goes_on(graph: Graph, optimizer: Any, path: Path, batches: Sequence[Batch], alone: Trained) -> Session:
+    """The session of one process that goes on from a checkpoint of two steps, after a check that it comes to what one
+    comes to that has taken all three.
+    """
+    step = fp.compile(graph, fp.losses.cross_entropy, optimizer, target="numpy", accumulate=2)
+    one = step.bind(seed=3)
+    one.load(path)
+    assert one.step(batches[2]).loss == pytest.approx(alone.losses[2], rel=1e-5)
+    for name, value in one.stored.items():
+        np.testing.assert_allclose(value.astype(float), alone.stored[name].astype(float), atol=1e-5, err_msg=name)
+    return one

@@ -17,7 +17,13 @@ from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes.ranks import overlap
 from tests.profile import pick
-from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone
+from tests.ranks.stages import (
+    assert_as_alone,
+    compiled_stages,
+    one_process_goes_on,
+    trained_alone,
+    trained_saved_and_read,
+)
 from tests.ranks.test_batch_norm import network
 from tests.ranks.test_tensor_drawn import Draw
 from tests.ranks.threads import Thread, run
@@ -212,26 +218,12 @@ def test_one_checkpoint(tmp_path: Path, shard: str) -> None:
     path = tmp_path / "saved.safetensors"
 
     def job(world: Thread) -> tuple[float, float]:
-        step = compiled[world.rank // 4]
-        names = [slot.name for slot in step.program.required_inputs]
         own = [of_replica(batch, world.rank % 4 // 2, 2, 1) for batch in batches]
-        first, second, third = ({name: batch[name] for name in names} for batch in own)
-        session, again = step.bind(seed=1), step.bind(seed=2)
-        session.step(first)
-        session.step(second)
-        session.save(path)
-        again.load(path)
-        assert again.steps_done == 2
-        return session.step(third).loss, again.step(third).loss
+        return trained_saved_and_read(compiled[world.rank // 4], own, path)
 
     for loss, again in run(8, job):
         assert loss == again == pytest.approx(alone.losses[2], rel=1e-5)
-    step = fp.compile(build(2), fp.losses.cross_entropy, optimizer, target="numpy", accumulate=2)
-    one = step.bind(seed=3)
-    one.load(path)
-    assert one.step(batches[2]).loss == pytest.approx(alone.losses[2], rel=1e-5)
-    for name, value in one.stored.items():
-        np.testing.assert_allclose(value.astype(float), alone.stored[name].astype(float), atol=1e-5, err_msg=name)
+    one_process_goes_on(build(2), optimizer, path, batches, alone)
 
 
 def test_ranks_of_other_stages_are_refused() -> None:

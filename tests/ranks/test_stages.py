@@ -17,7 +17,14 @@ from foreplan.frontend import nn
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes import loss_scale
-from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone, trained_in_stages
+from tests.ranks.stages import (
+    assert_as_alone,
+    compiled_stages,
+    one_process_goes_on,
+    trained_alone,
+    trained_in_stages,
+    trained_saved_and_read,
+)
 from tests.ranks.threads import Thread, run
 
 GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
@@ -119,25 +126,11 @@ def test_one_checkpoint(tmp_path: Path, stages: int) -> None:
     path = tmp_path / "saved.safetensors"
 
     def job(world: Thread) -> tuple[float, float]:
-        step = compiled[world.rank]
-        names = [slot.name for slot in step.program.required_inputs]
-        first, second, third = ({name: batch[name] for name in names} for batch in batches)
-        session, again = step.bind(seed=1), step.bind(seed=2)
-        session.step(first)
-        session.step(second)
-        session.save(path)
-        again.load(path)
-        assert again.steps_done == 2
-        return session.step(third).loss, again.step(third).loss
+        return trained_saved_and_read(compiled[world.rank], batches, path)
 
     for loss, again in run(stages, job):
         assert loss == again == pytest.approx(alone.losses[2], rel=1e-5)
-    step = fp.compile(graph, fp.losses.cross_entropy, optimizer, target="numpy", accumulate=2)
-    one = step.bind(seed=3)
-    one.load(path)
-    assert one.step(batches[2]).loss == pytest.approx(alone.losses[2], rel=1e-5)
-    for name, value in one.stored.items():
-        np.testing.assert_allclose(value.astype(float), alone.stored[name].astype(float), atol=1e-5, err_msg=name)
+    one = one_process_goes_on(graph, optimizer, path, batches, alone)
     one.save(path)
 
     def last(world: Thread) -> dict[str, np.ndarray]:

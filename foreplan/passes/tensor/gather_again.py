@@ -34,9 +34,8 @@ class _Again:
         b, graph = self.b, self.graph
         for node in graph.nodes:
             inputs = node.inputs
-            if isinstance(node.op, Finish):
-                pass  # it waits for what was begun, and names what is sent
-            elif node.outputs[0].kind is not Kind.ACTIVATION:
+            waits = isinstance(node.op, Finish)  # for what was begun: it names what is sent
+            if node.outputs[0].kind is not Kind.ACTIVATION and not waits:
                 inputs = tuple(self.late(x) for x in inputs)
             elif self.brings(node):
                 self.gathers[node.outputs[0]] = node
