@@ -12,6 +12,7 @@ from foreplan.collection import without_collection
 from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, chosen_target, engine_info, lower
+from foreplan.lower.exchanges import goes_on_beside
 from foreplan.lower.node_times import NodeTimes
 from foreplan.options import Options
 from foreplan.passes import Fission
@@ -40,7 +41,8 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     machine = chosen_target(options.target, accuracy=options.accuracy)
     with without_collection():
         step, last = graphs_of_step(graph, options, watch)
-        settings, stages = passes.Settings(machine=machine), (passes.Stage.TARGET,)
+        beside = goes_on_beside(options.links, machine.profile)
+        settings, stages = passes.Settings(machine=machine, beside=beside), (passes.Stage.TARGET,)
         step = passes.run_passes(step, settings, stages, passes=options.passes, watch=watch)
         last = last and passes.run_passes(last, settings, stages, passes=options.passes, watch=watch)
         return step, last

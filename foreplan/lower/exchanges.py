@@ -12,6 +12,7 @@ from foreplan.lower.program import Program
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.point_to_point import BeginReceive, BeginSend
+from foreplan.passes.ranks import Beside
 from foreplan.planner import Plan
 
 # Of exchanges by name, the collective whose traffic is the same. Each rank sends another piece to each, as rings do.
@@ -106,6 +107,11 @@ def cluster_from(text: str, profile: DeviceProfile, ranks: int) -> Cluster:
 def cluster_for(op: Begin, links: str, profile: DeviceProfile) -> Cluster:
     """The ranks of a group in which an exchange takes place."""
     return cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
+
+
+def goes_on_beside(links: str, profile: DeviceProfile) -> Beside:
+    """Whether an exchange goes on while a device computes: not where processors of the ranks move the bytes."""
+    return lambda op: not cluster_for(op, links, profile).by_processor
 
 
 def exchange_nanoseconds(op: Begin, inputs: Types, cluster: Cluster) -> int:

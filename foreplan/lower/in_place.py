@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
+from foreplan.passes.ranks import Beside
 
 
-def gathered_in_place(graph: Graph, moved: Callable[[Begin], bool]) -> Graph:
+def gathered_in_place(graph: Graph, beside: Beside) -> Graph:
     """The graph in which the next content of a stored value arrives in the place of the old one, by an action that
     begins and waits at once. What waits later needs a place of its own beside that, and a copy.
 
     Args:
-        moved: whether processors move the bytes of an exchange, so that nothing goes on beside it in any case.
+        beside: whether an exchange goes on beside computing: of those alone that do not, nothing is lost.
     """
     begun = dict[Value, tuple[Begin, Node]]()
     for node in graph.nodes:
-        if isinstance(node.op, Begin) and node.op.kind == "all_gather" and not node.op.wait and moved(node.op):
+        if isinstance(node.op, Begin) and node.op.kind == "all_gather" and not node.op.wait and not beside(node.op):
             begun[node.outputs[0]] = node.op, node
     contents = set(graph.updates.values())
     ends = [node for node in graph.nodes if isinstance(node.op, Finish) and node.outputs[0] in contents]

@@ -11,7 +11,7 @@ from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
 from foreplan.graph.op import Types
-from foreplan.lower.exchanges import check_waits, cluster_for, exchange_nanoseconds
+from foreplan.lower.exchanges import check_waits, cluster_for, exchange_nanoseconds, goes_on_beside
 from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.in_place import gathered_in_place
 from foreplan.lower.named import with_named
@@ -80,8 +80,9 @@ def lower(
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
     check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
-    formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
-    formed = gathered_in_place(formed, lambda op: cluster_for(op, links, chosen.profile).by_processor)
+    beside = goes_on_beside(links, chosen.profile)
+    formed = run_passes(graph, Settings(machine=chosen, beside=beside), (Stage.TARGET,), passes=passes)
+    formed = gathered_in_place(formed, beside)
     program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:
         if blocks := best_blocks(program, chosen):

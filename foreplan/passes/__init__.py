@@ -17,10 +17,8 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.pipeline import (
     NAMES,
     PASSES,
-    Fission,
     Pass,
     Ran,
-    Settings,
     Stage,
     check_names,
     list_without,
@@ -31,6 +29,7 @@ from foreplan.passes.pipeline import (
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
+from foreplan.passes.settings import Fission, Settings
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats

@@ -17,13 +17,13 @@ from typing import Any
 
 from foreplan.arguments import shown
 from foreplan.errors import ForeplanError, UsageError
-from foreplan.graph import DType, Graph
+from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.accumulate import accumulate
-from foreplan.passes.autodiff import Consume, differentiate
+from foreplan.passes.autodiff import differentiate
 from foreplan.passes.choose_trained import choose_trained, freeze_statistics
 from foreplan.passes.chunk_loss import chunk_losses
-from foreplan.passes.decompose import Machine, decompose
+from foreplan.passes.decompose import decompose
 from foreplan.passes.delay_reshapes import delay_reshapes
 from foreplan.passes.expand_gradients import expand_gradients
 from foreplan.passes.fold_transposes import fold_transposes
@@ -36,18 +36,12 @@ from foreplan.passes.hoist_sums import hoist_sums
 from foreplan.passes.loops import trim_loops, write_out_loops
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.master_weights import master_weights
-from foreplan.passes.micro_batches import Accumulation
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import with_precision
 from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.ranks import (
-    ALONE,
-    WHOLE,
-    Ranks,
-    Sharding,
-    Storage,
     by_pass,
     mean_of_all,
     overlap_exchanges,
@@ -56,13 +50,13 @@ from foreplan.passes.ranks import (
     sync_batch_norm,
 )
 from foreplan.passes.select import select_outputs
+from foreplan.passes.settings import Fission, Settings
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
 from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.split_samples import (
     in_turn,
-    is_to_loss,
     split_bands,
     split_few,
     split_logits,
@@ -72,7 +66,6 @@ from foreplan.passes.split_samples import (
 from foreplan.passes.tensor import gather_again, split_products
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
-from foreplan.patterns import AS_THE_MODEL, Selection
 
 
 class Stage(StrEnum):
@@ -84,78 +77,7 @@ class Stage(StrEnum):
     TARGET = "target"  # ops take the form that an engine has kernels for
 
 
-class Fission(StrEnum):
-    """What of a training step runs in parts without being named."""
-
-    OFF = "off"  # nothing
-    CHANNELS = "channels"  # dominant activations between convolutions (`split_channels`)
-    PIECES = "pieces"  # all large activations between convolutions (`split_pieces`)
-    FEW = "few"  # layers up to the loss, and back from it (`split_few`)
-    SAMPLES = "samples"  # the same, in as many parts as help (`split_samples`)
-    ROWS = "rows"  # these, and large logits (`split_logits`)
-    BANDS = "bands"  # rows of images up to the loss, and back from it (`split_bands`)
-
-
 _IN_TURN = (Fission.FEW, Fission.SAMPLES, Fission.ROWS, Fission.BANDS)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the passes.
-
-    Attributes:
-        outputs: what a step returns beside the loss; None: all of the model's.
-        attach: adds the loss to the forward graph; None: it has one, or none is wanted.
-        trains: whether the graph becomes a training step.
-        consume: what becomes of the gradients; None: the step returns them.
-        accumulation: of micro-batches, for one of which the graph runs.
-        dtype: the element type of computations that may be narrow.
-        machine: the target, for passes of its stage.
-        selection: the weights that the user wants trained, or frozen.
-        gradients: the inputs whose gradients a step returns.
-        narrow_weights: whether parameters stay narrow where the model has them so.
-        frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
-        shared_statistics: whether batch normalisation takes the statistics of all ranks' batches.
-        loops: whether the target has loops.
-        split: segments that run in parts: scopes, and the number of parts of each.
-        fission: what else of a training step runs in parts.
-        bands: in how many, if it is bands of images.
-        ranks: that train together.
-        sharding: what they hold parts of; None: nothing.
-        storage: how inference has its weights.
-        stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
-    """
-
-    outputs: tuple[str, ...] | None = None
-    attach: Callable[[Graph], Graph] | None = None
-    trains: bool = False
-    consume: Consume | None = None
-    accumulation: Accumulation | None = None
-    dtype: DType = FLOAT32
-    machine: Machine | None = None
-    selection: Selection = AS_THE_MODEL
-    gradients: tuple[str, ...] = ()
-    narrow_weights: bool = False
-    frozen_statistics: bool = False
-    shared_statistics: bool = False
-    loops: bool = True
-    split: tuple[tuple[str, int], ...] = ()
-    fission: Fission = Fission.OFF
-    bands: int = 0
-    ranks: Ranks = ALONE
-    sharding: Sharding | None = None
-    storage: Storage = WHOLE
-    stage: Callable[[Graph], Graph] | None = None
-
-    @property
-    def to_loss(self) -> dict[str, int]:
-        """What of `split` ends in the loss."""
-        return {entry: count for entry, count in self.split if self.trains and is_to_loss(entry)}
-
-    @property
-    def segments(self) -> dict[str, int]:
-        """The rest of `split`."""
-        return {entry: count for entry, count in self.split if entry not in self.to_loss}
 
 
 def _always(settings: Settings) -> bool:
@@ -325,7 +247,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("mean_of_all", Stage.TRAINING, lambda g, s: mean_of_all(g, s.ranks.count), _trains_with_others),
     *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),
     Pass("decompose", Stage.TARGET, _decompose, ensures=("kernels",)),
-    _plain(overlap_exchanges, Stage.TARGET),
+    Pass("overlap_exchanges", Stage.TARGET, lambda g, s: overlap_exchanges(g, s.beside), optional=True),
     *(_fusing(fuse) for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates)),
 )
 NAMES = tuple(dict.fromkeys(each.name for each in PASSES))

@@ -2,7 +2,7 @@
 
 from foreplan.passes.ranks.homes import Phase, by_pass
 from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
-from foreplan.passes.ranks.overlap import overlap_exchanges
+from foreplan.passes.ranks.overlap import Beside, always, overlap_exchanges
 from foreplan.passes.ranks.returned import sum_gradients
 from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.ranks.sharding import Sharding
@@ -13,11 +13,13 @@ from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 __all__ = [
     "ALONE",
     "WHOLE",
+    "Beside",
     "Phase",
     "Ranks",
     "Sharding",
     "Storage",
     "Uses",
+    "always",
     "by_pass",
     "mean_of_all",
     "overlap_exchanges",

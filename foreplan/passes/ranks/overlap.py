@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from foreplan.graph import Graph, Node, Op, Value
+from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
 
 SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
 
+Beside = Callable[[Begin], bool]  # whether an exchange goes on while a rank computes
 
-def overlap_exchanges(graph: Graph) -> Graph:
+
+def always(exchange: Begin) -> bool:
+    """As exchanges of cards do, and of nodes."""
+    return True
+
+
+def overlap_exchanges(graph: Graph, beside: Beside = always) -> Graph:
     """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
     that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
     them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
@@ -24,25 +31,27 @@ def overlap_exchanges(graph: Graph) -> Graph:
     what the one before it has begun.
 
     The wait also reads what the next one has begun, so that no plan moves it before. Small exchanges stay where they
-    are, such as those of batch normalisation, on which all that follows depends.
+    are, such as those of batch normalisation, on which all that follows depends. So do those that processors move,
+    which compute nothing meanwhile: what is put off would take memory for no time.
+
+    Args:
+        beside: tells which exchanges go on beside computing.
     """
     if not any(isinstance(node.op, Finish) for node in graph.nodes):
         return graph
-    return replace(graph, nodes=tuple(_Line(graph).run()))
+    return replace(graph, nodes=tuple(_Line(graph, beside).run()))
 
 
 Kind = tuple[str, int, int]  # what is exchanged, and among which ranks
 
 
-def _large(nodes: Sequence[Node]) -> dict[Value, Kind]:
+def _large(nodes: Sequence[Node], beside: Beside) -> dict[Value, Kind]:
     """What begins exchanges that others go on beside, and which they are."""
-    begun = [node for node in nodes if type(node.op) is Begin and node.inputs[0].type.nbytes > SOON]
-    return {node.outputs[0]: _kind(node.op) for node in begun}
-
-
-def _kind(op: Op) -> Kind:
-    assert isinstance(op, Begin)
-    return op.kind, op.ranks, op.stride
+    found = dict[Value, Kind]()
+    for node in nodes:
+        if type(op := node.op) is Begin and node.inputs[0].type.nbytes > SOON and beside(op):
+            found[node.outputs[0]] = op.kind, op.ranks, op.stride
+    return found
 
 
 def _needed_next(nodes: Sequence[Node], large: Mapping[Value, Kind]) -> set[int]:
@@ -65,10 +74,10 @@ def _needed_next(nodes: Sequence[Node], large: Mapping[Value, Kind]) -> set[int]
 class _Line:
     """The nodes in their new order, and groups of those that still wait, each of them behind an exchange."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, beside: Beside) -> None:
         self.nodes: list[Node] = []
         self.groups: list[list[int]] = []
-        self.large = _large(graph.nodes)
+        self.large = _large(graph.nodes, beside)
         self.group_of: dict[Value, list[int]] = {}
         self.given = list(graph.nodes)
         self.coming = list(range(len(self.given)))  # a heap: what has been released comes in its old place
