@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 import foreplan as fp
 from foreplan import optim
 from foreplan.cli import cli
+from foreplan.graph import Op
 from foreplan.graph.flat import Flat
 from foreplan.graph.text import parse_graph
 from foreplan.lower.exchanges import Exchanges
@@ -24,7 +26,7 @@ from foreplan.runtime.ranks.check import check_exchanges
 SHARDS = ["none", "state", "gradients", "parameters"]
 
 
-def step(ranks: int, shard: str = "none", accumulate: int = 1, target: str = "numpy") -> fp.Compiled:
+def step(ranks: int, shard: str = "none", accumulate: int = 1, target: str = "numpy", links: str = "") -> fp.Compiled:
     """A small step."""
     model = fp.models.build("gpt2_small:layers=2,width=32,heads=2,seq=8,vocabulary=64,batch=2")
     return fp.compile(
@@ -35,6 +37,7 @@ def step(ranks: int, shard: str = "none", accumulate: int = 1, target: str = "nu
         ranks=ranks,
         shard=shard,
         accumulate=accumulate,
+        links=links,
     )
 
 
@@ -58,13 +61,34 @@ def test_what_a_rank_sends(ranks: int, shard: str, monkeypatch: pytest.MonkeyPat
     assert (alone["sent_bytes"], alone["exchanges"], alone["ranks"]) == (0, 0, 1)
 
 
+def under_way(made: fp.Compiled) -> list[int]:
+    """How many exchanges are under way behind each beginning or wait of a plan."""
+    calls = [made.program.calls[each.action].op for each in made.plan.steps]
+    at_once = sum(map(_waits, calls))
+    changes = [1 if isinstance(op, Begin) else -1 for op in calls if isinstance(op, Begin | Finish) and not _waits(op)]
+    assert changes.count(1) == changes.count(-1) == Exchanges.of(made.program, made.plan).count - at_once
+    return list(accumulate(changes))
+
+
+def _waits(op: Op) -> bool:
+    """Whether it begins an exchange and waits for it at once."""
+    return isinstance(op, Begin) and op.wait
+
+
 def test_exchanges_are_begun_before_they_are_waited_for() -> None:
     """Two are under way at a time: none is waited for before the next one has begun, but for the last."""
-    made = step(4)
-    calls = [made.program.calls[each.action].op for each in made.plan.steps]
-    kinds = [type(op).__name__ for op in calls if isinstance(op, Begin | Finish)]
-    assert kinds.count("Begin") == kinds.count("Finish") == Exchanges.of(made.program, made.plan).count
-    assert kinds[:2] == ["Begin", "Begin"]
+    assert under_way(step(4, links="5GB/s,6us"))[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("shard", SHARDS)
+def test_where_processors_move_bytes_one_exchange_is_under_way_at_a_time(shard: str, target: str) -> None:
+    """Nothing goes on beside it: what was put off would take memory for no time. The same step as over a network takes
+    less.
+    """
+    here, apart = (step(4, shard, target=target, links=links) for links in ("", "5GB/s,6us"))
+    assert max(under_way(here)) == 1
+    assert here.arena_bytes <= apart.arena_bytes
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -16,6 +16,7 @@ from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, in_homes
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
 from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
+from foreplan.passes.ranks.stays import Stays
 
 
 class Sharding:
@@ -63,8 +64,7 @@ class Sharding:
         self, graph: Graph, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value] = MappingProxyType({})
     ) -> Graph:
         """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered in every
-        phase before its first reader: only the last one stays from one phase to the next. What is read narrow alone is
-        gathered narrow.
+        phase before its first reader, but for those that `Stays` names. What is read narrow alone is gathered narrow.
 
         Args:
             phase_of: of each node.
@@ -73,16 +73,12 @@ class Sharding:
         if not self.gathers:
             return in_homes(graph, self.buckets, at_first, now)
         place = {now.get(x, x): each for each in self.buckets for x in (*each.weights, *each.copies)}
-        last: dict[int, Bucket] = {}  # by phase, the bucket that it reads last
-        for node in graph.nodes:
-            for value in node.inputs:
-                if value in place:
-                    last[phase_of(node).number] = place[value]
+        stays = Stays([(phase_of(node).number, place[x]) for node in graph.nodes for x in node.inputs if x in place])
         end = max(map(phase_of, graph.nodes), default=FORWARD)
 
         def when(bucket: Bucket, reader: Node | None) -> Phase:
             number, forward = end if reader is None else phase_of(reader)
-            while last.get(number - 1) is bucket:
+            while stays.until(number, bucket):
                 number -= 1
             return Phase(number, forward)
 
