@@ -7,9 +7,10 @@ from `usual` on, those that are marked `thorough` in `all` alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import combinations, product
 from typing import TypeVar
 
 import pytest
@@ -82,6 +83,21 @@ def searching_by(effort: Effort) -> Iterator[None]:
 def pick(fast: Amount, usual: Amount, everything: Amount) -> Amount:
     """What the profile asks for, such as a number of drawn cases."""
     return (fast, usual, everything)[PROFILE]
+
+
+def pairs(*axes: Iterable[Hashable]) -> list[pytest.ParameterSet]:
+    """All combinations of some axes, a value of each. Those that run from `usual` on have every pair of values of two
+    axes among them, which is what most faults take (Kuhn, Wallace and Gallo, "Software fault interactions", IEEE
+    Transactions on Software Engineering 2004); the others run in `all` alone.
+    """
+    rows = list(product(*map(tuple, axes)))
+    pairs_of = [set(combinations(enumerate(row), 2)) for row in rows]
+    left, usual = set().union(*pairs_of), set[int]()
+    while left:
+        best = max(range(len(rows)), key=lambda i: len(pairs_of[i] & left))
+        usual.add(best)
+        left -= pairs_of[best]
+    return [pytest.param(*row, marks=[] if i in usual else [pytest.mark.thorough]) for i, row in enumerate(rows)]
 
 
 def cases(

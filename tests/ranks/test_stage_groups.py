@@ -16,7 +16,7 @@ from foreplan.errors import SessionError
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes.ranks import overlap
-from tests.profile import pick
+from tests.profile import pairs, pick
 from tests.ranks.stages import (
     assert_as_alone,
     compiled_stages,
@@ -97,10 +97,9 @@ def check(
     return found
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (2, 2), (4, 2)])
-@pytest.mark.parametrize("text", [GPT, LLAMA], ids=["tied", "untied"])
-def test_groups_train_as_one_process(text: str, ranks: int, tensor: int, shard: str) -> None:
+@pytest.mark.parametrize(("text", "groups", "shard"), pairs([GPT, LLAMA], [(2, 1), (2, 2), (4, 2)], SHARDS))
+def test_groups_train_as_one_process(text: str, groups: tuple[int, int], shard: str) -> None:
+    ranks, tensor = groups
     check(model(text), 2, ranks, optimizer=optim.Momentum(0.01), tensor=tensor, shard=shard)
 
 

@@ -23,6 +23,7 @@ from foreplan.ops.map import elementwise
 from foreplan.passes.constants import Known
 from foreplan.passes.simplify import fold_constants
 from foreplan.runtime.session import Session
+from tests.profile import pairs
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
 from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
@@ -45,11 +46,10 @@ def model(name: str) -> Callable[[int], Graph]:
     return lambda batch: fp.models.build(f"{TEXTS[name]},batch={batch}")
 
 
-@pytest.mark.parametrize("shard", ["none", "parameters"])
-@pytest.mark.parametrize(("ranks", "tensor"), [(2, 2), (4, 2), (4, 4)])
-@pytest.mark.parametrize("name", TEXTS)
-def test_groups_train_as_one_process(name: str, ranks: int, tensor: int, shard: str) -> None:
+@pytest.mark.parametrize(("name", "groups", "shard"), pairs(TEXTS, [(2, 2), (4, 2), (4, 4)], ["none", "parameters"]))
+def test_groups_train_as_one_process(name: str, groups: tuple[int, int], shard: str) -> None:
     """Not by Adam: the gradient of a key's bias is zero but for rounding, of which Adam takes the sign."""
+    ranks, tensor = groups
     (alone,) = trained(model(name), optim.Momentum(0.2), 1, 8, labels=LABELS)
     found = trained(model(name), optim.Momentum(0.2), ranks, 8, labels=LABELS, tensor=tensor, shard=shard)
     assert_close(found[0], alone)
@@ -65,9 +65,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("name", "accumulate", "shard"), pairs(OPTIMIZERS, [1, 2], SHARDS))
 def test_optimizers(name: str, accumulate: int, shard: str) -> None:
     (alone,) = trained(model("llama"), OPTIMIZERS[name], 1, 8)
     options = {"tensor": 2, "shard": shard, "accumulate": accumulate}
