@@ -10,7 +10,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.once import first_alone
+from foreplan.runtime.ranks.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
 
 PREFIX = "base_model.model."
@@ -37,21 +39,42 @@ def adapters_of(program: Program) -> tuple[Adapter, ...]:
     Raises:
         SessionError: there are none.
     """
-    stored = [(slot.name, slot.init) for slot in program.tensors]
-    found = adapters_in(stored, {name for name, _ in stored})
+    return _adapters_in(program.model, program.tensors)
+
+
+def _adapters_in(model: str, slots: Sequence[Slot]) -> tuple[Adapter, ...]:
+    found = adapters_in([(slot.name, slot.init) for slot in slots], {slot.name for slot in slots})
     if not found:
-        raise SessionError(f"{program.model!r} has no adapters: foreplan.lora(graph, …), or --lora, gives a model some")
+        raise SessionError(f"{model!r} has no adapters: foreplan.lora(graph, …), or --lora, gives a model some")
     return found
 
 
-def prepare(folder: str, program: Program) -> tuple[Adapter, ...]:
-    """Make the folder for a program's adapters, and say which these are.
+@dataclass(frozen=True)
+class Trained:
+    """What of a model goes into the files.
+
+    Attributes:
+        ranks: the adapters, with the rank of each.
+        modules: those with other weights that are trained.
+        names: of all that is written.
+    """
+
+    ranks: Mapping[Adapter, int]
+    modules: frozenset[str]
+    names: frozenset[str]
+
+
+def prepare(folder: str, program: Program, world: World = ALONE) -> Trained:
+    """Make the folder for a program's adapters, and say what goes into it.
+
+    Args:
+        world: the ranks, all of which call this at the same time; of stages, they tell each other what they have.
 
     Raises:
         UsageError, SessionError: there are no adapters, or of two kinds, or the folder cannot be made.
     """
-    adapters = adapters_of(program)
-    if len({each.magnitude is None for each in adapters}) > 1:
+    found = _trained(program, world)
+    if len({each.magnitude is None for each in found.ranks}) > 1:
         raise SessionError(
             f"{program.model!r} has adapters with magnitudes (DoRA) and without, and PEFT's files hold either: "
             "save(path) writes both"
@@ -60,7 +83,7 @@ def prepare(folder: str, program: Program) -> tuple[Adapter, ...]:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"the folder {folder!r} cannot be made: {error.strerror}") from None
-    return adapters
+    return found
 
 
 def save_adapters(folder: str, program: Program, places: Mapping[str, Place], world: World = ALONE) -> None:
@@ -69,14 +92,13 @@ def save_adapters(folder: str, program: Program, places: Mapping[str, Place], wo
     Raises:
         UsageError, SessionError: there are no adapters, or of two kinds, or the folder cannot be written.
     """
-    adapters = prepare(folder, program)
-    modules, others = _also_trained(program)
-    factors = {name for each in adapters for name in each.stored}
-    slots = [slot for slot in program.tensors if slot.name in factors or slot.name in others]
+    trained = prepare(folder, program, world)
+    slots = [slot for slot in program.tensors if slot.name in trained.names]
     tensors = {PREFIX + slot.name: (slot, places[slot.name]) for slot in slots}
+    if program.is_stage:
+        tensors = of_all_stages(stages_of(world, program), tensors)
     write_tensors(os.path.join(folder, TENSORS), tensors, {"format": "pt"}, world)
-    ranks = {each.module: _rank(program, each) for each in adapters}
-    config = _config(adapters, ranks, modules)
+    config = _config(trained)
     with first_alone(world) as writes:
         if writes:
             write_atomically(os.path.join(folder, CONFIG), json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -202,17 +224,30 @@ def _rank(program: Program, adapter: Adapter) -> int:
     return slot.operand.type.shape[0]
 
 
-def _also_trained(program: Program) -> tuple[list[str], set[str]]:
-    """The modules with other weights that are trained, and the names of all that these modules store."""
-    own = [slot for slot in program.tensors if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
+def _trained(program: Program, world: World) -> Trained:
+    """What a program trains: adapters, and modules with other weights, of which all that they store is written."""
+    slots = _of_all_stages(program, world) if program.is_stage else program.tensors
+    adapters = _adapters_in(program.model, slots)
+    own = [slot for slot in slots if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
     own = [slot for slot in own if not is_of_adapter(slot.name)]
-    modules = sorted({slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""})
+    modules = {slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""}
     names = {slot.name for slot in own if slot.kind is Kind.PARAMETER or slot.name.rpartition(".")[0] in modules}
-    return modules, names
+    names |= {name for each in adapters for name in each.stored}
+    shapes = {slot.name: slot.operand.type.shape for slot in slots}
+    return Trained({each: shapes[each.a][0] for each in adapters}, frozenset(modules), frozenset(names))
 
 
-def _config(adapters: tuple[Adapter, ...], ranks: Mapping[str, int], modules: list[str]) -> dict[str, Any]:
+def _of_all_stages(program: Program, world: World) -> Sequence[Slot]:
+    """What all stages store, which may have an adapter between them. Of what it begins with, an adapter alone is told:
+    the rest may be large.
+    """
+    own = [slot if is_of_adapter(slot.name) else replace(slot, init=None) for slot in program.tensors]
+    return list({slot.name: slot for slots in stages_of(world, program).gather(own) for slot in slots}.values())
+
+
+def _config(trained: Trained) -> dict[str, Any]:
     """The configuration, in PEFT's words."""
+    adapters, ranks = list(trained.ranks), {each.module: rank for each, rank in trained.ranks.items()}
     alphas = {each.module: each.scale * ranks[each.module] for each in adapters}
     rank, alpha = (Counter(found.values()).most_common(1)[0][0] for found in (ranks, alphas))
     return {
@@ -231,5 +266,5 @@ def _config(adapters: tuple[Adapter, ...], ranks: Mapping[str, int], modules: li
         "init_lora_weights": True,
         "use_rslora": False,
         "use_dora": adapters[0].magnitude is not None,
-        "modules_to_save": modules or None,
+        "modules_to_save": sorted(trained.modules) or None,
     }

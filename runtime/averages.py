@@ -12,23 +12,35 @@ from foreplan.errors import SessionError
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
 from foreplan.runtime.engine import Place
+from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.places import own_parts
+from foreplan.runtime.ranks.stages import stages_of
 from foreplan.runtime.turn import Turn
 
 
-def averages_of(program: Program, places: Mapping[str, Place]) -> dict[str, Place]:
+def averages_of(program: Program, places: Mapping[str, Place], world: World = ALONE) -> dict[str, Place]:
     """The places of averages, by the weight's name. Before the first update there are none.
 
+    Args:
+        world: the ranks, all of which call this at the same time. A stage that trains nothing keeps none, and others
+            do.
+
     Raises:
-        SessionError: the program keeps no averages.
+        SessionError: no stage keeps averages.
     """
     found = {weight: places[name] for weight, name in names_of_averages(program).items()}
     count = program.step_count
-    if not found or count is None:
+    if not keeps_averages(program, world):
         raise SessionError(
             f"the step of {program.model!r} keeps no averages of weights: give its optimizer a decay, such as ema=0.999"
         )
-    return found if int(places[count.name].read()) else {}
+    return found if count is not None and int(places[count.name].read()) else {}
+
+
+def keeps_averages(program: Program, world: World = ALONE) -> bool:
+    """Whether a program keeps averages, or that of another stage; all ranks call it at the same time."""
+    own = bool(names_of_averages(program))
+    return any(stages_of(world, program).gather(own)) if program.is_stage else own
 
 
 def names_of_averages(program: Program) -> dict[str, str]:

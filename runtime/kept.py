@@ -16,7 +16,7 @@ from foreplan.graph import Graph, Kind
 from foreplan.graph.adapter import AdapterZero
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
-from foreplan.runtime.averages import averages_of, exchanged, names_of_averages, read_averages
+from foreplan.runtime.averages import averages_of, exchanged, keeps_averages, read_averages
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.ranks import World
@@ -73,7 +73,7 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()
-            averages = averages_of(self.program, self._stored) if ema else None
+            averages = averages_of(self.program, self._stored, self._world) if ema else None
             save_checkpoint(text, self.program, self._stored, averages, self._world)
 
     def load(
@@ -155,7 +155,7 @@ class Kept:
             self._settle()
             state = {slot.name: self.stored[slot.name] for slot in self.program.tensors if slot.kind in own}
             if ema:
-                state = read_averages(averages_of(self.program, self._stored), state)
+                state = read_averages(averages_of(self.program, self._stored, self._world), state)
         if not merged:
             return state
         from foreplan.runtime.adapters import merged as without_adapters
@@ -164,8 +164,10 @@ class Kept:
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether the optimizer keeps averages of weights (`optim.AdamW(ema=0.999)`)."""
-        return bool(names_of_averages(self.program))
+        """Whether the optimizer keeps averages of weights (`optim.AdamW(ema=0.999)`). The ranks of stages, of which not
+        all may train something, read it at the same time.
+        """
+        return keeps_averages(self.program, self._world)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -180,7 +182,8 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()
-            exchange = exchanged(averages_of(self.program, self._stored), self._stored, self._turn)
+            averages = averages_of(self.program, self._stored, self._world)
+            exchange = exchanged(averages, self._stored, self._turn)
             self._averaged = True
         try:
             with exchange:
@@ -198,8 +201,6 @@ class Kept:
         from foreplan.runtime.adapters import save_adapters
 
         text = path_of("save_adapters", folder)
-        if self.program.is_stage:
-            raise SessionError("each stage has adapters of its own layers alone: save all by `save`")
         with self._turn.lock:
             self._settle()
             self._refuse_if_broken()

@@ -110,18 +110,18 @@ def train(
         if each is not None:
             check_writable(each)
     compiled = open_compiled(model, settings)
-    if adapters is not None:
-        from foreplan.runtime.adapters import prepare
-
-        prepare(adapters, compiled.program)
     if compiled.program.loss is None:
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
     check_ranks(model, compiled, world)
+    if adapters is not None:
+        from foreplan.runtime.adapters import prepare
+
+        prepare(adapters, compiled.program, world)
     micro_batches = compiled.accumulate
     if compiled.program.is_stage:
         micro_batches = int(settings.step.accumulate)
-        if adapters is not None or averages is not None or validation is not None:
-            raise UsageError("--save-adapters, --save-averages and --validation are not for a model in --stages")
+        if validation is not None:
+            raise UsageError("--validation is not for a model in --stages")
         samples, batch, arrays = samples_of_stages(compiled.program, arrays, data, micro_batches, world)
     else:
         samples, batch = samples_in(compiled.program, arrays, data)
