@@ -47,11 +47,14 @@ def text(name: str, value: Any) -> Any:
     return instance(name, value, str, "give a text")
 
 
-def program(name: str, value: Any) -> Any:
-    """The program of a compiled step or of its session, or None."""
+def lent(name: str, value: Any) -> Any:
+    """A compiled step or its session, which knows what other stages have, or None."""
     if value is None:
         return None
     from foreplan.lower.program import Program
+    from foreplan.rank_options import Lent
 
-    found = getattr(value, "program", value)
-    return instance(name, found, Program, "give what `compile` or `load_plan` returns")
+    if isinstance(value, Lent):
+        return value
+    found = instance(name, getattr(value, "program", value), Program, "give what `compile` or `load_plan` returns")
+    return Lent(found, getattr(value, "held", ()))

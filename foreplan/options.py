@@ -367,8 +367,8 @@ class Options:
         default=None,
         metadata=says(
             "For inference: a compiled step whose weights this one finds where they lie, by `bind(share=its session)`.",
-            more="It says `ranks`, `shard` and `tensor`, too.",
-            check=option_checks.program,
+            more="It says `ranks`, `shard` and `tensor`, too. Of one of several stages, give the session itself.",
+            check=option_checks.lent,
         ),
     )
     passes: Sequence[Pass] | None = field(

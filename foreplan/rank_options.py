@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from foreplan.errors import UsageError
-from foreplan.graph import Value
+from foreplan.graph import Graph, Value
 from foreplan.lower.program import PARAMETERS, Program
 from foreplan.options import USUAL, Options
-from foreplan.passes.ranks import Ranks, Storage
+from foreplan.passes.ranks import Held, Ranks, Storage
+from foreplan.passes.stages import laid_out_by_weights, stage_forward
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A step whose weights another one finds where they lie.
+
+    Attributes:
+        program: of the step; of one stage, where it has several.
+        held: see `Storage`.
+    """
+
+    program: Program
+    held: tuple[Held, ...] = ()
 
 
 def ranks_of(options: Options) -> Ranks:
@@ -51,21 +68,34 @@ def storage_of(options: Options) -> Storage:
         )
     if options.share is None:
         return Storage(ranks_of(options))
-    step: Program = options.share
-    _check_share(options, step)
+    lent: Lent = options.share
+    step = lent.program
+    _check_share(options, lent)
     like = tuple(
         Value(slot.name, slot.operand.type, slot.kind, slot.init)
         for slot in step.stored
         if step.values[slot.operand.value].region == PARAMETERS
     )
-    return Storage(Ranks(step.ranks, tensor=step.tensor), like, step.model)
+    cut = [shard.ranks for stage in lent.held for shard in stage.values() if shard is not None]
+    return Storage(Ranks(step.of_stage, tensor=max([step.tensor, *cut])), like, step.model, lent.held)
 
 
-def _check_share(options: Options, step: Program) -> None:
+def forward_stage_of(options: Options) -> Callable[[Graph], Graph] | None:
+    """What makes one stage of a forward pass: where the step that it shares weights with is one; None: it is whole."""
+    lent: Lent | None = options.share
+    if lent is None or not lent.program.is_stage:
+        return None
+    held, stage, ranks = lent.held, lent.program.stage, lent.program.of_stage
+    return lambda graph: stage_forward(laid_out_by_weights(graph, held), stage, ranks)
+
+
+def _check_share(options: Options, lent: Lent) -> None:
     """Check that a forward pass can share with a step."""
-    if step.is_stage:
+    step = lent.program
+    if step.is_stage and not lent.held:
         raise UsageError(
-            "share: the step is one stage of several, and has a part of the model: compile the model whole"
+            "share: the step is one stage of several: give its session, which knows what the others have "
+            "(session = step.bind(); compile(…, share=session))"
         )
     if any(slot.operand.blocks is not None for slot in step.stored):
         raise UsageError("share: the step has its weights in blocks of its own: compile it without prepack")

@@ -19,7 +19,7 @@ from foreplan.passes import Fission
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.ranks import by_pass, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out, stage_step
-from foreplan.rank_options import check_trained, ranks_of, storage_of
+from foreplan.rank_options import check_trained, forward_stage_of, ranks_of, storage_of
 
 Watch = Callable[[passes.Ran], None]
 A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -189,6 +189,7 @@ def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) ->
         split=options.parts,
         ranks=storage.ranks,
         storage=storage,
+        stage=forward_stage_of(options),
     )
     return _formed(graph, settings, options, watch)
 

@@ -26,6 +26,7 @@ from foreplan.runtime.kept import WAY_OUT, Kept
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
 from foreplan.runtime.ranks.alike import check_alike
+from foreplan.runtime.ranks.stages import held_by_stages, stages_of
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
@@ -58,6 +59,7 @@ class Session(Kept):
         host_bytes: host memory allocated for values that are copied there.
         parameters: the weights by name, trained and frozen ones.
         stored: everything that a checkpoint holds: weights, buffers, optimizer state, step count, random state.
+        held: by stage, how the weights are cut that it has, by name; empty where the step is whole.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Session(Kept):
         way = "call by call" if poison or not capture else "as one graph"
         self._world = check_alike(program, plan, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update
+        self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
         self._graphs = graphs
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)

@@ -228,6 +228,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.fission is Fission.PIECES),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
+    Pass("cut_into_stages", Stage.MEMORY, lambda g, s: g if s.stage is None else s.stage(g), _infers),
     Pass("lay_out_weights", Stage.MEMORY, lambda g, s: s.storage.laid_out(g), _infers),
     Pass("share_of_mean", Stage.MEMORY, lambda g, s: share_of_mean(g, s.ranks.count), _trains_with_others),
     Pass(

@@ -52,7 +52,7 @@ class Settings:
         ranks: that train together.
         sharding: what they hold parts of; None: nothing.
         storage: how inference has its weights.
-        stage: makes the training step of one stage of the forward graph, in place of `differentiate`.
+        stage: makes the step of one stage of the forward graph: where it trains, in place of `differentiate`.
         beside: whether an exchange goes on while the target computes.
     """
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from foreplan.graph import TensorType
-from foreplan.lower.program import Program, Slot
+from foreplan.graph.shard import Shard
+from foreplan.lower.program import PARAMETERS, Program, Slot, region_of
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks.places import ByRank
 from foreplan.runtime.ranks.world import World
@@ -62,6 +63,15 @@ def of_all_stages(stages: World, tensors: Mapping[str, tuple[Slot, Place]]) -> d
                 inner = tensors[name][1] if stage == stages.rank else None
                 found[name] = slot, StagePlace(inner, slot.operand.type, stage, stages)
     return found
+
+
+def held_by_stages(stages: World, program: Program) -> tuple[Mapping[str, Shard | None], ...]:
+    """By stage, how the weights are cut that it has, by name. All ranks call it at the same time, with `stages_of`
+    them.
+    """
+    return tuple(
+        stages.gather({slot.name: slot.shard for slot in program.tensors if region_of(slot.kind) == PARAMETERS})
+    )
 
 
 def of_other_stages(stages: World, names: Iterable[str]) -> set[str]:

@@ -14,17 +14,20 @@ from foreplan.runtime.ranks.world import World
 
 @contextmanager
 def of_first_rank(program: Program, stored: MutableMapping[str, np.ndarray], world: World) -> Iterator[None]:
-    """Let all ranks have the statistics of the first one, as checkpoints do, until the block ends. All ranks call this.
+    """Let all ranks have the statistics of the first one, as checkpoints do, until the block ends: those of a stage
+    that of the first one there. All ranks call this.
 
     Args:
         program: of the step that trains.
         stored: what its session stores, by name.
     """
-    names = [slot.name for slot in program.tensors if slot.kind is Kind.BUFFER] if world.size > 1 else []
+    several = program.of_stage if program.is_stage else world.size
+    names = [slot.name for slot in program.tensors if slot.kind is Kind.BUFFER] if several > 1 else []
+    alike = world.group(several, 1) if names else world
     own = {name: stored[name] for name in names}
     for name, array in own.items():
         first = np.empty_like(array)
-        world.begin("broadcast", 0, array.reshape(-1).view(np.uint8), first.reshape(-1).view(np.uint8))()
+        alike.begin("broadcast", 0, array.reshape(-1).view(np.uint8), first.reshape(-1).view(np.uint8))()
         stored[name] = first
     try:
         yield

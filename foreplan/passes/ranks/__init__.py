@@ -6,7 +6,7 @@ from foreplan.passes.ranks.overlap import Beside, always, overlap_exchanges
 from foreplan.passes.ranks.returned import sum_gradients
 from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.ranks.sharding import Sharding
-from foreplan.passes.ranks.storage import WHOLE, Storage
+from foreplan.passes.ranks.storage import WHOLE, Held, Storage
 from foreplan.passes.ranks.sync_norm import sync_batch_norm
 from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
@@ -14,6 +14,7 @@ __all__ = [
     "ALONE",
     "WHOLE",
     "Beside",
+    "Held",
     "Phase",
     "Ranks",
     "Sharding",

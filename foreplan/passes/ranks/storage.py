@@ -16,6 +16,7 @@ from foreplan.passes.ranks.layout import Bucket, narrow_copies
 from foreplan.passes.ranks.setting import ALONE, Ranks
 from foreplan.passes.tensor.pieces import gathered, own_part
 
+Held = Mapping[str, Shard | None]  # how weights are cut, by name
 _OWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)  # of a model, as against a step
 
 
@@ -27,16 +28,19 @@ class Storage:
         ranks: the setting.
         like: what another step stores of the model, in its order; empty: there is none to go by.
         step: the name of that step, for people.
+        held: by stage, how the weights are cut that it has, by name; empty: the step is whole.
     """
 
     ranks: Ranks
     like: tuple[Value, ...] = ()
     step: str = ""
+    held: tuple[Held, ...] = ()
 
     @cached_property
     def lies(self) -> Mapping[str, Shard | None]:
-        """How the other step's weights are cut, by name."""
-        return {name: _cut(each) for name, each in self._theirs.items()}
+        """How the other step's weights are cut, by name; of all its stages."""
+        own = {name: _cut(each) for name, each in self._theirs.items()}
+        return {name: cut for stage in self.held for name, cut in stage.items()} | own
 
     @cached_property
     def _theirs(self) -> Mapping[str, Value]:
