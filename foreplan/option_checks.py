@@ -51,8 +51,8 @@ def lent(name: str, value: Any) -> Any:
     """A compiled step or its session, which knows what other stages have, or None."""
     if value is None:
         return None
+    from foreplan.lent import Lent
     from foreplan.lower.program import Program
-    from foreplan.rank_options import Lent
 
     if isinstance(value, Lent):
         return value

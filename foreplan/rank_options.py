@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from foreplan.errors import UsageError
 from foreplan.graph import Graph, Value
-from foreplan.lower.program import PARAMETERS, Program
+from foreplan.lent import Lent
+from foreplan.lower.program import PARAMETERS
 from foreplan.options import USUAL, Options
-from foreplan.passes.ranks import Held, Ranks, Storage
+from foreplan.passes.ranks import Ranks, Storage
 from foreplan.passes.stages import laid_out_by_weights, stage_forward
-
-
-@dataclass(frozen=True)
-class Lent:
-    """A step whose weights another one finds where they lie.
-
-    Attributes:
-        program: of the step; of one stage, where it has several.
-        held: see `Storage`.
-    """
-
-    program: Program
-    held: tuple[Held, ...] = ()
 
 
 def ranks_of(options: Options) -> Ranks:

@@ -120,8 +120,6 @@ def train(
     micro_batches = compiled.accumulate
     if compiled.program.is_stage:
         micro_batches = int(settings.step.accumulate)
-        if validation is not None:
-            raise UsageError("--validation is not for a model in --stages")
         samples, batch, arrays = samples_of_stages(compiled.program, arrays, data, micro_batches, world)
     else:
         samples, batch = samples_in(compiled.program, arrays, data)
@@ -158,7 +156,7 @@ def train(
     measured = None
     if validation is not None:
         with working("compiling the validation"):
-            measured = validation_of(model, settings, compiled, session, validation, metrics, world, share)
+            measured = validation_of(model, settings, session, validation, metrics, world, share)
     if not quiet:
         _say_what_is_left_out(samples, size, measured)
     saving = Saving(session, path, save_every, adapters, averages)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from foreplan.cli.data import Arrays, read_arrays, samples_in
 from foreplan.cli.job import Share
 from foreplan.cli.options import Settings, is_plan_file, model_graph
+from foreplan.cli.stages import samples_of_stages
 from foreplan.errors import ModelError, ShapeError, UsageError
 from foreplan.options import Options
 
@@ -31,6 +32,7 @@ class Validation:
         training: the session that trains.
         world: the ranks.
         share: the share of the steps that this one takes.
+        names: of what is measured.
     """
 
     sessions: Mapping[int, Session]
@@ -40,11 +42,7 @@ class Validation:
     training: Session
     world: World
     share: Share
-
-    @property
-    def names(self) -> list[str]:
-        """Of what is measured."""
-        return [slot.name for slot in next(iter(self.sessions.values())).program.outputs]
+    names: Sequence[str]
 
     def measure(self) -> dict[str, float]:
         """The loss and the metrics by name: means over the samples, the same on all ranks, which all call this."""
@@ -57,7 +55,8 @@ class Validation:
                 start, size = step * self.sizes[0], self.sizes[step]
                 batch = {name: array[start : start + size] for name, array in self.arrays.items()}
                 outputs = self.sessions[size].step(batch).outputs
-                found[step] = {name: float(mean) for name, mean in outputs.items()}
+                if outputs:  # which the last stage has, where there are several
+                    found[step] = {name: float(mean) for name, mean in outputs.items()}
         means = {step: each for own in reversed(self.world.gather(found)) for step, each in own.items()}
         sums = dict.fromkeys(self.names, 0.0)
         for step, size in enumerate(self.sizes):
@@ -78,7 +77,6 @@ class Validation:
 def validation_of(
     model: str,
     settings: Settings,
-    step: Compiled,
     training: Session,
     path: str,
     metrics: Sequence[str],
@@ -89,8 +87,7 @@ def validation_of(
 
     Args:
         model, settings: as the command has them.
-        step: the step that trains the model.
-        training: its session, whose weights are measured where they lie.
+        training: the session of the step that trains the model, whose weights are measured where they lie.
         path: of the .npz file with the samples.
         metrics: names of `foreplan.metrics`.
         world, share: see `Validation`.
@@ -102,12 +99,17 @@ def validation_of(
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
     arrays = read_arrays(path)
-    whole = _compiled(model, settings, step, metrics)
-    samples, batch = samples_in(whole.program, arrays, path)
+    whole = _compiled(model, settings, training, metrics)
+    if whole.program.is_stage:
+        samples, batch, arrays = samples_of_stages(whole.program, arrays, path, 1, world)
+    else:
+        samples, batch = samples_in(whole.program, arrays, path)
     count, rest = divmod(samples, batch)
     parts = [whole] if count else []
-    if rest and (part := _of_size(model, settings, step, metrics, rest)) is not None:
-        parts.append(part)
+    if rest:
+        part = _of_size(model, settings, training, metrics, rest)
+        if all(world.gather(part is not None)) and part is not None:
+            parts.append(part)
     sizes = [batch] * count + [rest] * (len(parts) > bool(count))
     if not sizes:
         raise UsageError(
@@ -116,10 +118,11 @@ def validation_of(
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    return Validation(sessions, arrays, sizes, left_out, training, world, share)
+    names = next(names for names in world.gather([slot.name for slot in whole.program.outputs]) if names)
+    return Validation(sessions, arrays, sizes, left_out, training, world, share, names)
 
 
-def _compiled(model: str, settings: Settings, training: Compiled, metrics: Sequence[str]) -> Compiled:
+def _compiled(model: str, settings: Settings, training: Session, metrics: Sequence[str]) -> Compiled:
     from foreplan import api
 
     graph, loss = model_graph(model, settings)
@@ -137,7 +140,7 @@ def _compiled(model: str, settings: Settings, training: Compiled, metrics: Seque
 
 
 def _of_size(
-    model: str, settings: Settings, training: Compiled, metrics: Sequence[str], samples: int
+    model: str, settings: Settings, training: Session, metrics: Sequence[str], samples: int
 ) -> Compiled | None:
     """A step that takes a number of samples; None: the model's batch is fixed."""
     try:
@@ -145,4 +148,4 @@ def _of_size(
     except (ModelError, ShapeError, UsageError):
         return None
     extents = {slot.operand.type.shape[:1] for slot in step.program.required_inputs}
-    return step if extents == {(samples,)} else None
+    return step if extents <= {(samples,)} else None

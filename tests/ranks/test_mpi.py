@@ -133,6 +133,27 @@ def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> N
             assert found == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.parametrize(("ranks", "more"), [(3, ("--stages", "3")), (4, ("--stages", "2", "--shard", "parameters"))])
+def test_validation_and_averages_in_stages(tmp_path: Path, data: str, ranks: int, more: tuple[str, ...]) -> None:
+    """The last stage measures, and tells all; the last step of the validation is short."""
+    arrays = np.load(data)
+    held_out = str(tmp_path / "held_out.npz")
+    np.savez(held_out, **{name: arrays[name][:23] for name in arrays.files})
+    words = ("--data", data, "--target", "numpy", "--json", "--steps", "3", "--accumulate", "3", "--optimizer")
+    words = (*words, "momentum:ema=0.5", "--validation", held_out, "--metrics", "accuracy")
+    found = {}
+    for name, count, own in [("one", 1, ()), ("many", ranks, more)]:
+        batch = 2 * ranks // int(more[1]) if name == "one" else 2
+        averages = ("-o", str(tmp_path / name), "--save-averages", str(tmp_path / f"{name} averages"))
+        done = run(count, "train", f"mlp:width=32,layers=3,batch={batch}", *words, *averages, *own)
+        assert done.returncode == 0, done.stderr
+        found[name] = json.loads(done.stdout)["validations"]
+    assert len(found["one"]) and found["one"][0]["accuracy"] > 0
+    for one, many in zip(found["one"], found["many"], strict=True):
+        assert many == pytest.approx(one, rel=1e-4)
+    assert_checkpoints_close(tmp_path / "many averages", tmp_path / "one averages")
+
+
 def test_validation_takes_the_statistics_of_the_checkpoint(tmp_path: Path) -> None:
     """Batch normalisation follows each rank's own samples, and a checkpoint has what the first rank came to."""
     rng = np.random.default_rng(0)
@@ -255,8 +276,8 @@ def _parent(process: int) -> int:
         (2, ["train", "mlp:batch=99", "--data", "{data}", "--stages", "2"], "48 samples, and a step takes 99: give"),
         (
             2,
-            ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2", "--validation", "{data}"],
-            "not for a model in --stages",
+            ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2", "--save-averages", "averages"],
+            "needs an optimizer that keeps averages",
         ),
         (2, ["train", "mlp:batch=2", "--data", "{data}", "--optimizer", "muon", "--shard", "state"], "whole tensors"),
     ],
