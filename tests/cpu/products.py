@@ -112,3 +112,18 @@ def check_what_is_made(
     for over in ((), (0,), (0, 1)) if kinds == "whole" else ((), (0,)):
         for ours, right in zip(made_of(way, a, b, [w, v, rate], over, threads), wanted):
             assert (np.abs(ours - right) <= scale * allowed * EPSILON).all()
+
+
+def summed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b in float32, float32[n, m], written out: products are rounded and added one by one, in blocks of 384, whose
+    sums are added one by one. Its errors are the same on every processor.
+    """
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    product, rows = np.empty_like(total), np.ascontiguousarray(a.T)
+    for first in range(0, len(b), 384):
+        block = np.zeros_like(total)
+        for left, right in zip(rows[first : first + 384], b[first : first + 384]):
+            np.multiply(left[:, None], right, out=product)
+            block += product
+        total += block
+    return total
