@@ -23,7 +23,7 @@ def of_first_rank(program: Program, stored: MutableMapping[str, np.ndarray], wor
     """
     several = program.of_stage if program.is_stage else world.size
     names = [slot.name for slot in program.tensors if slot.kind is Kind.BUFFER] if several > 1 else []
-    alike = world.group(several, 1) if names else world
+    alike = world.group(several, 1) if several > 1 else world  # which all ranks make, whatever their stage stores
     own = {name: stored[name] for name in names}
     for name, array in own.items():
         first = np.empty_like(array)
