@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,7 +118,7 @@ def load_adapters(
     adapters = adapters_of(program)
     config = _read_config(os.path.join(folder, CONFIG))
     for each in adapters:
-        scale = _scale(config, each, _rank(program, each))
+        scale = _scale(config, each, _rank(program.tensors, each))
         if not math.isclose(scale, each.scale, rel_tol=1e-6):
             raise SessionError(
                 f"the adapters in {folder!r} add {scale:g} times their product, and this model's {each.scale:g} times: "
@@ -219,8 +219,8 @@ def _patterned(patterns: Any, module: str, default: Any) -> Any:
     return default
 
 
-def _rank(program: Program, adapter: Adapter) -> int:
-    (slot,) = [slot for slot in program.tensors if slot.name == adapter.a]
+def _rank(slots: Iterable[Slot], adapter: Adapter) -> int:
+    (slot,) = [slot for slot in slots if slot.name == adapter.a]
     return slot.operand.type.shape[0]
 
 
@@ -233,8 +233,7 @@ def _trained(program: Program, world: World) -> Trained:
     modules = {slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""}
     names = {slot.name for slot in own if slot.kind is Kind.PARAMETER or slot.name.rpartition(".")[0] in modules}
     names |= {name for each in adapters for name in each.stored}
-    shapes = {slot.name: slot.operand.type.shape for slot in slots}
-    return Trained({each: shapes[each.a][0] for each in adapters}, frozenset(modules), frozenset(names))
+    return Trained({each: _rank(slots, each) for each in adapters}, frozenset(modules), frozenset(names))
 
 
 def _of_all_stages(program: Program, world: World) -> Sequence[Slot]:

@@ -99,27 +99,25 @@ def test_narrow_precision(precision: str, shard: str) -> None:
     assert_same(found[1], found[0])
 
 
+def of_two(model: Graph, **options: Any) -> Graph:
+    """The graph of a step of two ranks, with parameters in parts."""
+    options = {"target": "numpy", "ranks": 2, "shard": "parameters"} | options
+    step = fp.compile(model, fp.losses.cross_entropy, optim.SGD(0.1), **options)
+    assert step.graph is not None
+    return step.graph
+
+
 def test_narrow_precision_gathers_narrow_weights() -> None:
     """Weights are read as bfloat16 alone, so they are gathered so, and none lies there from the forward pass to the
     backward one.
     """
-    made = fp.compile(gpt(2), fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=2, shard="parameters")
-    narrow = fp.compile(
-        gpt(2),
-        fp.losses.cross_entropy,
-        optim.SGD(0.1),
-        target="numpy",
-        ranks=2,
-        shard="parameters",
-        precision="bf16",
-    )
     wide, less = (
-        [node.outputs[0].type for node in each.graph.nodes if node.outputs[0].name.endswith("/again")]
-        for each in (made, narrow)
-        if each.graph is not None
+        [node.outputs[0].type for node in graph.nodes if node.outputs[0].name.endswith("/again")]
+        for graph in (of_two(gpt(2)), of_two(gpt(2), precision="bf16"))
     )
     assert {type.dtype.name for type in less} == {"bfloat16"}
     assert 0.9 * sum(type.size for type in wide) < sum(type.size for type in less)
+    assert sum(type.nbytes for type in less) < 0.6 * sum(type.nbytes for type in wide)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -127,18 +125,9 @@ def test_what_lives_through_a_pass_is_gathered_once(accumulate: int) -> None:
     """In bfloat16 biases and norms, which are read wide, share a bucket, which the whole step reads: to drop it where
     the step turns back would save nothing, and what is recomputed from it would gather it once more.
     """
-    step = fp.compile(
-        fp.models.build("gpt2_small:layers=6,width=32,heads=2,seq=8,vocabulary=64,batch=2"),
-        fp.losses.cross_entropy,
-        optim.SGD(0.1),
-        target="numpy",
-        ranks=2,
-        shard="parameters",
-        precision="bf16",
-        accumulate=accumulate,
-    )
-    assert step.graph is not None
-    gathers = [node for node in step.graph.nodes if node.op.name == "all_gather"]
+    model = fp.models.build("gpt2_small:layers=6,width=32,heads=2,seq=8,vocabulary=64,batch=2")
+    graph = of_two(model, precision="bf16", accumulate=accumulate)
+    gathers = [node for node in graph.nodes if node.op.name == "all_gather"]
     wide = [node.name for node in gathers if node.outputs[0].dtype.name == "float32"]
     assert wide and all(name.endswith("/whole") for name in wide)
     assert any(node.name.endswith("/again") for node in gathers)

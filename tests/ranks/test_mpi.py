@@ -115,12 +115,17 @@ def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
     np.testing.assert_allclose(rest["losses"], whole["losses"][3:], rtol=2e-5)
 
 
+def first_samples(tmp_path: Path, data: str) -> str:
+    """A file with 23 of the samples: the last step of a validation is short."""
+    path, arrays = str(tmp_path / "held_out.npz"), np.load(data)
+    np.savez(path, **{name: arrays[name][:23] for name in arrays.files})
+    return path
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw:ema=0.5"])
 def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> None:
     """Ranks share the steps of the validation, which do not divide by them; the last one is short."""
-    arrays = np.load(data)
-    held_out = str(tmp_path / "held_out.npz")
-    np.savez(held_out, **{name: arrays[name][:23] for name in arrays.files})
+    held_out = first_samples(tmp_path, data)
     words = ("--steps", "4", "--validation", held_out, "--metrics", "accuracy", "--optimizer", optimizer)
     ways: list[tuple[int, tuple[str, ...]]] = [
         (1, ()),
@@ -139,9 +144,7 @@ def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> N
 @pytest.mark.parametrize(("ranks", "more"), [(3, ("--stages", "3")), (4, ("--stages", "2", "--shard", "parameters"))])
 def test_validation_and_averages_in_stages(tmp_path: Path, data: str, ranks: int, more: tuple[str, ...]) -> None:
     """The last stage measures, and tells all; the last step of the validation is short."""
-    arrays = np.load(data)
-    held_out = str(tmp_path / "held_out.npz")
-    np.savez(held_out, **{name: arrays[name][:23] for name in arrays.files})
+    held_out = first_samples(tmp_path, data)
     words = ("--data", data, "--target", "numpy", "--json", "--steps", "3", "--accumulate", "3", "--optimizer")
     words = (*words, "momentum:ema=0.5", "--validation", held_out, "--metrics", "accuracy")
     found = {}

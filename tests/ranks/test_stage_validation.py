@@ -45,12 +45,9 @@ def measured(
     tensor, shard = options.pop("tensor", 1), options.pop("shard", "none")
     options = {"loss": fp.losses.cross_entropy, "target": "numpy", "optimizer": optim.Momentum(0.01)} | options
     replicas = ranks // tensor
-    if stages == 1:
-        steps = [fp.compile(build(replicas), accumulate=MICRO_BATCHES, **options)]
-    else:
-        spread = {"ranks": stages * ranks, "tensor": tensor, "shard": shard}
-        steps = compiled_stages(build(1), stages, MICRO_BATCHES, **spread, **options)
     whole = fp.compile(build(replicas), accumulate=MICRO_BATCHES, **options)
+    spread = {"ranks": stages * ranks, "tensor": tensor, "shard": shard}
+    steps = [whole] if stages == 1 else compiled_stages(build(1), stages, MICRO_BATCHES, **spread, **options)
     batches = [own_part(batch, 0, 1, MICRO_BATCHES) for batch in batches_for(whole, MICRO_BATCHES * replicas, STEPS)]
     evaluated = fp.evaluation(build(SAMPLES), options["loss"], metrics)
     (held_out,) = batches_for(fp.compile(evaluated, target="numpy"), SAMPLES, 1, seed=5)
@@ -68,7 +65,7 @@ def measured(
 
     def job(world: Thread | None) -> Measured:
         rank = 0 if world is None else world.rank
-        session = steps[rank // ranks if stages > 1 else 0].bind(seed=1)
+        session = steps[rank // ranks].bind(seed=1)
         evaluation = fp.compile(evaluated, share=session, **common)
         kept = [
             {slot.name for slot in program.stored if slot.kind in ("parameter", "frozen", "buffer")}
@@ -84,19 +81,16 @@ def measured(
             found.append(figures(beside, session, world))
         return found
 
-    if stages == 1:
-        return [job(None)]
-    return run(stages * ranks, job)
+    return [job(None)] if stages == 1 else run(stages * ranks, job)
 
 
 def check(build: Callable[[int], Graph], stages: int, ranks: int, tolerance: float = 2e-4, **options: Any) -> None:
     """Check that the last stage measures what one process does, and that others measure nothing."""
     metrics = options.pop("metrics", ["accuracy"])
-    spread = {name: options[name] for name in ("tensor", "shard") if name in options}
     plain = {name: value for name, value in options.items() if name != "shard"}
     (alone,) = measured(build, 1, ranks, metrics, **plain)
     found = measured(build, stages, ranks, metrics, **options)
-    assert alone[0] != alone[-1], spread
+    assert alone[0] != alone[-1]
     for each in found[:-ranks]:
         assert not any(each)
     for each in found[-ranks:]:

@@ -30,7 +30,7 @@ def staying(*phases: str) -> list[str]:
     reads = [(number, BUCKETS[name]) for number, phase in enumerate(phases) for name in phase]
     stays = Stays(reads)
     return [
-        "".join(name for name in dict.fromkeys(phase) if stays.until(number, BUCKETS[name]))
+        "".join(name for name in dict.fromkeys(phase) if stays.since(number, BUCKETS[name]) < number)
         for number, phase in enumerate(phases)
         if number
     ]

@@ -78,9 +78,7 @@ class Sharding:
 
         def when(bucket: Bucket, reader: Node | None) -> Phase:
             number, forward = end if reader is None else phase_of(reader)
-            while stays.until(number, bucket):
-                number -= 1
-            return Phase(number, forward)
+            return Phase(stays.since(number, bucket), forward)
 
         return in_homes(graph, self.buckets, when, now)
 

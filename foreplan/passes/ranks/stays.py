@@ -27,9 +27,17 @@ class Stays:
             first, _ = self.places.get((phase, bucket), (at, at))
             self.places[phase, bucket] = first, at
             self.last[phase] = bucket
+        self.found: dict[tuple[int, Bucket], int] = {}
 
-    def until(self, phase: int, bucket: Bucket) -> bool:
-        """Whether a bucket that a phase reads has stayed since the phase before."""
+    def since(self, phase: int, bucket: Bucket) -> int:
+        """The phase in which a bucket was gathered that a phase reads. Ask for phases in their order."""
+        if (phase, bucket) not in self.found:
+            stayed = self._has_stayed(phase, bucket)
+            self.found[phase, bucket] = self.since(phase - 1, bucket) if stayed else phase
+        return self.found[phase, bucket]
+
+    def _has_stayed(self, phase: int, bucket: Bucket) -> bool:
+        """Whether it has, since the phase before."""
         if self.last.get(phase - 1) is bucket:
             return True
         before, now = self.places.get((phase - 1, bucket)), self.places.get((phase, bucket))

@@ -45,8 +45,7 @@ def _owned(
     line = list[Node]()
     for node in live_nodes(graph, graph.results):
         if node in whole.of_stored:
-            read = frozenset[str]().union(*(weights.get(value, ()) for value in node.inputs))
-            weights.update((value, read) for value in node.outputs)
+            weights.update((value, _read(node, weights)) for value in node.outputs)
         else:
             line.append(node)
     stage_of, free = _first_stages(graph, line, weights, held)
@@ -66,6 +65,11 @@ def _with_an_input_handed_on(graph: Graph) -> Graph:
     return replace(graph, nodes=(b.nodes[-1], *nodes))
 
 
+def _read(node: Node, weights: Mapping[Value, frozenset[str]]) -> frozenset[str]:
+    """The names of the weights that a node reads, itself or through what follows from weights alone."""
+    return frozenset[str]().union(*(weights.get(value, ()) for value in node.inputs))
+
+
 def _first_stages(
     graph: Graph, line: Sequence[Node], weights: Mapping[Value, frozenset[str]], held: Sequence[Collection[str]]
 ) -> tuple[dict[Node, int], set[Node]]:
@@ -73,13 +77,13 @@ def _first_stages(
     place, stage_of, free = dict[Value, int](), dict[Node, int](), set[Node]()
     results = set(graph.results)
     for node in line:
-        read = frozenset[str]().union(*(weights.get(value, ()) for value in node.inputs))
+        read = _read(node, weights)
         first = max((place.get(value, 0) for value in node.inputs), default=0)
         if not results.isdisjoint(node.outputs):
             first = len(held) - 1
         elif not read and all(graph.producer.get(x) in free for x in node.inputs if x in place):
             free.add(node)
-        stage = next((i for i in range(first, len(held)) if read <= set(held[i])), None)
+        stage = next((i for i in range(first, len(held)) if all(name in held[i] for name in read)), None)
         if stage is None:
             raise UsageError(
                 f"node {node.name!r} reads {', '.join(sorted(read))}, which no stage from {first} on has together: "
