@@ -58,7 +58,15 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
 @lru_cache(maxsize=4096)
 def activation(text: str) -> str | None:
     """The activation that an expression of a0 is, by PyTorch's name of its op."""
-    return ACTIVATIONS.get(form(ex.parse_expr(text)))
+    return known_as(ex.parse_expr(text))
+
+
+def known_as(expr: Expr) -> str | None:
+    """The activation that an expression is, by PyTorch's name of its op."""
+    size: dict[Expr, int] = {}  # with each part as often as it is read: `form` writes it out so
+    for part in ex.subexpressions(expr):
+        size[part] = 1 + sum(size[arg] for arg in part.args) if isinstance(part, Call) else 1
+    return ACTIVATIONS.get(form(expr)) if size[expr] <= _LARGEST else None
 
 
 def form(expr: Expr) -> Form:
@@ -87,6 +95,7 @@ def _joined(function: str, args: list[Form]) -> Form:
 
 
 ACTIVATIONS = {form(expr): name for name, expr in FORMS}
+_LARGEST = 100  # those of FORMS have 18 at most, and may be written at greater length
 
 
 class _Walk:

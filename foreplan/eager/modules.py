@@ -113,7 +113,7 @@ def _activations(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
             last = max(made, key=place.__getitem__)
             expr, values = _substituted(expr, values, last)
             inner.append(last)
-            name = expressions.ACTIVATIONS.get(expressions.form(expr))
+            name = expressions.known_as(expr)
             if name is not None and len(values) == 1 and _is_closed(graph, readers, inner):
                 found[node] = Group(tuple(inner[1:]), name, tuple(values))
                 taken.update(inner)

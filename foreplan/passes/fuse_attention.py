@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +24,7 @@ KNOWN_BYTES = 1 << 26  # of the largest mask that is looked at, to see whether i
 FAR = -1e9  # what is added to a score so large gives itself, and its exponential is 0 beside any other
 LESS_FAR = -1e3  # its exponential is 0 only beside a score that is not as far
 HEADS_AND_POSITIONS = (0, 2, 1, 3)  # exchanged
+MOST_MAPS, MOST_TERMS = 64, 16  # between a product and its softmax, and that are added to the scores
 WITHOUT_NAN = Map(("where(isnan(a0), 0.0, a0)",))
 
 
@@ -143,16 +145,19 @@ def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[No
     """The input of a softmax as an expression over leaves: values that no map of the scores' shape makes."""
     node = graph.producer.get(value)
     inside = node is not None and isinstance(node.op, Map) and len(node.outputs) == 1 and _is_alone(graph, value)
+    inside = inside and len(inner) < MOST_MAPS
     if inside and node is not None and value.type == inner[0].outputs[0].type:
         assert isinstance(node.op, Map)
         inner.append(node)
         (expr,) = node.op.parsed
-        return substitute(expr, [_spelled_out(graph, each, leaves, inner) for each in node.inputs])
+        found = {each: _spelled_out(graph, each, leaves, inner) for each in dict.fromkeys(node.inputs)}
+        return substitute(expr, [found[each] for each in node.inputs])
     if value not in leaves:
         leaves.append(value)
     return Arg(leaves.index(value))
 
 
+@lru_cache(maxsize=4096)
 def _as_scores(expr: Expr, index: int) -> _Scores | None:
     """An expression as a multiple of the argument plus terms; None if it is something else."""
     if expr == Arg(index):
@@ -163,7 +168,7 @@ def _as_scores(expr: Expr, index: int) -> _Scores | None:
     args = expr.args
     if expr.function in ("add", "sub"):
         one, other = (_as_scores(arg, index) for arg in args)
-        if one is None or other is None:
+        if one is None or other is None or len(one.terms) + len(other.terms) > MOST_TERMS:
             return None
         other = other.times(1 if expr.function == "add" else -1)
         return _Scores(one.factor + other.factor, (*one.terms, *other.terms))

@@ -112,7 +112,7 @@ def _wide(node: Node) -> Expr:
         if isinstance(part, Call):
             first = part.args[0]
             widens = isinstance(first, Arg) and node.inputs[first.index].dtype.is_narrow
-            dropped = result.name if part is expr else result.wide.name if widens else ""
+            dropped = result.name if part == expr else result.wide.name if widens else ""
             whole = Call(part.function, tuple(plain[x] for x in part.args))
             plain[part] = plain[first] if part.function == dropped else whole
         else:

@@ -67,10 +67,11 @@ class Backwards:
                 continue
             settled.add(now)
             self.work -= 1
+            total = self._bytes(now)
             for bit in _bits(made):
                 for maker in self._makers[bit]:
                     before = now & ~self._writes[maker] | self._reads[maker]
-                    needed = max(nbytes, self._while_running(maker, now))
+                    needed = max(nbytes, self._while_running(maker, now, total))
                     if needed < best.get(before, needed + 1):
                         best[before] = needed
                         count -= 1  # of equal ones the latest first, which soonest comes to an end
@@ -80,14 +81,16 @@ class Backwards:
     def _set(self, values: Collection[int]) -> int:
         return sum(1 << self._bit[v] for v in set(values) if v in self._bit)
 
-    def _while_running(self, maker: int, after: int) -> int:
-        """Bytes while an action runs and a set of values is there after it."""
+    def _bytes(self, values: int) -> int:
+        return sum(self._size[bit] for bit in _bits(values))
+
+    def _while_running(self, maker: int, after: int, total: int) -> int:
+        """Bytes while an action runs and a set of values is there after it, which take so many in total."""
         kept = after & self._reads[maker]
         if (own := self._running.get((maker, kept))) is None:
             still = {v for v in self.problem.actions[maker].reads if v in self._bit and kept >> self._bit[v] & 1}
             own = self._running[maker, kept] = self.sizes.while_running(self.problem, maker, still)
-        others = after & ~self._reads[maker] & ~self._writes[maker]
-        return own + sum(self._size[bit] for bit in _bits(others))
+        return own + total - self._bytes(after & (self._reads[maker] | self._writes[maker]))
 
     def _beaten(self, now: int, made: int, settled: set[int]) -> bool:
         """Whether fewer of the values took no more bytes: then all of them do not help."""

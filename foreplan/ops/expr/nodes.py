@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
 
 from foreplan.graph.types import DType, as_dtype
 
@@ -24,10 +26,21 @@ INFIX = {
 }
 # and/or/not are Python keywords, so their calls are written with these names.
 _TEXT_NAMES = {"and": "and_", "or": "or_", "not": "not_"}
+# A part of more calls than this that is read in several places is written once in the text, under a name.
+WRITTEN_AGAIN = 8
 
 
 class Expr:
-    """A scalar expression over arguments a0, a1, …; built with Python operators and the functions of this module."""
+    """A scalar expression over arguments a0, a1, …; built with Python operators and the functions of this module.
+
+    An expression is a directed acyclic graph: a part may be read in many places. All that is done with expressions takes
+    time, memory and text in proportion to their distinct parts.
+    """
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that follow from the structure: expressions with the same digest are equal."""
+        raise NotImplementedError
 
     def __add__(self, other: Expr | Scalar) -> Expr:
         return call("add", self, other)
@@ -84,6 +97,10 @@ class Arg(Expr):
 
     index: int
 
+    @cached_property
+    def digest(self) -> bytes:
+        return _digest(f"argument {self.index}")
+
     def __str__(self) -> str:
         return f"a{self.index}"
 
@@ -101,6 +118,10 @@ class Const(Expr):
     def __hash__(self) -> int:
         return hash(repr(self.value))
 
+    @cached_property
+    def digest(self) -> bytes:
+        return _digest(f"number {self.value!r}")
+
     def __str__(self) -> str:
         return str(self.value)
 
@@ -112,24 +133,53 @@ class Call(Expr):
     function: str
     args: tuple[Expr, ...]
 
-    @cached_property
-    def _key(self) -> tuple[str, tuple[Expr, ...]]:
-        return (self.function, self.args)
+    def __post_init__(self) -> None:
+        self.digest  # now, while those of the arguments are known: later it would take a stack as deep as the expression
 
     @cached_property
-    def _hash(self) -> int:
-        return hash(self._key)
+    def digest(self) -> bytes:
+        return _digest(self.function, *(arg.digest for arg in self.args))
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.digest)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Call) and self._hash == other._hash and self._key == other._key)
+        return self is other or (isinstance(other, Call) and self.digest == other.digest)
 
     def __str__(self) -> str:
-        if self.function in INFIX and len(self.args) == 2:
-            return f"({self.args[0]} {INFIX[self.function]} {self.args[1]})"
-        return f"{_TEXT_NAMES.get(self.function, self.function)}({', '.join(map(str, self.args))})"
+        return _text(self)
+
+
+def _digest(what: str, *args: bytes) -> bytes:
+    return blake2b(b"\0".join((what.encode(), b"".join(args))), digest_size=16).digest()
+
+
+def _text(whole: Call) -> str:
+    """The expression as Python writes it. A large part that is read again has a name from its first place on."""
+    parts = [part for part in subexpressions(whole) if isinstance(part, Call)]
+    read = Counter(arg for part in parts for arg in part.args)
+    calls: dict[Expr, int] = {}  # in the text of a part, where it is read again
+    for part in parts:
+        count = 1 + sum(calls.get(arg, 0) for arg in part.args)
+        calls[part] = 0 if count > WRITTEN_AGAIN and read[part] > 1 else count
+    names: dict[Expr, str] = {}
+
+    def written(part: Expr) -> str:
+        if not isinstance(part, Call):
+            return str(part)
+        if part in names:
+            return names[part]
+        args = [written(arg) for arg in part.args]
+        if part.function in INFIX and len(args) == 2:
+            text = f"({args[0]} {INFIX[part.function]} {args[1]})"
+        else:
+            text = f"{_TEXT_NAMES.get(part.function, part.function)}({', '.join(args)})"
+        if calls[part]:
+            return text
+        names[part] = f"t{len(names)}"
+        return f"({names[part]} := {text})"
+
+    return written(whole)
 
 
 def as_expr(value: Expr | Scalar) -> Expr:

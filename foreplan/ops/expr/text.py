@@ -29,30 +29,41 @@ def parse_expr(text: str) -> Expr:
         ModelError: the text is not an expression.
     """
     try:
-        return _from_ast(ast.parse(text, mode="eval").body)
+        return _from_ast(ast.parse(text, mode="eval").body, {})
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModelError(f"{text!r} is not a scalar expression: {error}") from None
 
 
-def _from_ast(node: ast.expr) -> Expr:
+def _from_ast(node: ast.expr, named: dict[str, Expr]) -> Expr:
+    """
+    Args:
+        named: the parts that have been given a name so far.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
         return Const(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _from_ast(node.operand)
+        inner = _from_ast(node.operand, named)
         if isinstance(inner, Const):
             return Const(-inner.value)
     if isinstance(node, ast.Name):
         if node.id in ("nan", "inf"):
             return Const(float(node.id))
+        if node.id in named:
+            return named[node.id]
         if node.id[:1] == "a" and node.id[1:].isdigit():
             return Arg(int(node.id[1:]))
+    if isinstance(node, ast.NamedExpr):
+        value = _from_ast(node.value, named)
+        if node.target.id == f"t{len(named)}":
+            return named.setdefault(node.target.id, value)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return Call(_OPERATORS[type(node.op)], (_from_ast(node.left), _from_ast(node.right)))
+        return Call(_OPERATORS[type(node.op)], tuple(_from_ast(side, named) for side in (node.left, node.right)))
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
-        return Call(_OPERATORS[type(node.ops[0])], (_from_ast(node.left), _from_ast(node.comparators[0])))
+        sides = (node.left, node.comparators[0])
+        return Call(_OPERATORS[type(node.ops[0])], tuple(_from_ast(side, named) for side in sides))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         function = node.func.id.rstrip("_")
         arity = 1 if function in DTYPES else FUNCTIONS[function].arity if function in FUNCTIONS else -1
         if arity == len(node.args):
-            return Call(function, tuple(_from_ast(arg) for arg in node.args))
+            return Call(function, tuple(_from_ast(arg, named) for arg in node.args))
     raise ValueError(f"cannot read {ast.unparse(node)!r}")

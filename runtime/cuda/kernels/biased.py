@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
@@ -49,7 +50,8 @@ def terms_of(op: MatMulMap, inputs: Windows, outputs: Windows) -> Biased:
     y, *more = outputs
     if more or not y.type.size:
         raise Refused("a product with several results")
-    indices = sorted(_added(op.map.parsed[0], (y.type.dtype, y.type.dtype.wide)))
+    added = _added(op.map.parsed[0], (y.type.dtype, y.type.dtype.wide))
+    indices = sorted(islice(added, 4))  # one more than there may be
     of_columns = [i for i in indices if i and inputs[i + 1].shape == y.shape[-1:]]
     whole = [i for i in indices if i and inputs[i + 1].type == y.type]
     if len(y.shape) < 2 or len(of_columns) != 1 or len(whole) > 1 or indices != sorted([0, *of_columns, *whole]):
