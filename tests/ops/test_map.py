@@ -12,7 +12,20 @@ import scipy.special
 
 from foreplan.errors import ModelError, ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
-from foreplan.ops.expr import FUNCTIONS, Arg, Call, Const, call, cast, clip, infer_dtypes, parse_expr, where
+from foreplan.ops.expr import (
+    FUNCTIONS,
+    Arg,
+    Call,
+    Const,
+    Expr,
+    call,
+    cast,
+    clip,
+    infer_dtypes,
+    parse_expr,
+    subexpressions,
+    where,
+)
 from foreplan.ops.map import BLOCK, Map, elementwise, elementwise_many
 from tests.ops.check import check_vjp, evaluate, run_op, type_of
 from tests.sweep.oracles.expressions import OF_FLOATS
@@ -296,6 +309,31 @@ def test_text_reads_back() -> None:
     for bad in ("a0 +", "foo(a0)", "__import__('os')", "a0 if a1 else a2", "exp(a0, a1)", "a0.real", "'x'"):
         with pytest.raises(ModelError, match="not a scalar expression"):
             parse_expr(bad)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_graph_of_expressions_reads_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts: list[Expr] = [Arg(0), Arg(1), Const(0.5)]
+    for _ in range(rng.integers(1, 45)):
+        function = rng.choice(["add", "mul", "sin", "where", "max", "float32"])
+        arity = 1 if function == "float32" else FUNCTIONS[function].arity
+        args = [parts[max(0, len(parts) - 1 - rng.geometric(0.4))] for _ in range(arity)]
+        parts.append(Call(function, tuple(args)) if function != "where" else where(args[0] > 0, *args[1:]))
+    whole = parts[-1]
+    assert parse_expr(str(whole)) == whole
+    assert subexpressions(parse_expr(str(whole))) == subexpressions(whole)
+    calls = [part for part in subexpressions(whole) if isinstance(part, Call)]
+    assert len(str(whole)) < 400 * len(calls)
+
+
+@pytest.mark.parametrize(
+    "bad", ["(t0 + (t0 := exp(a0)))", "(t1 := exp(a0))", "((t0 := exp(a0)) + (t0 := sin(a0)))", "(a0 := exp(a1))", "t0"]
+)
+def test_a_name_stands_for_a_part_before_it(bad: str) -> None:
+    assert parse_expr("((t0 := exp(a0)) + t0)") == call("exp", Arg(0)) + call("exp", Arg(0))
+    with pytest.raises(ModelError, match="not a scalar expression"):
+        parse_expr(bad)
 
 
 def test_builder_drops_unread_inputs_and_identities() -> None:

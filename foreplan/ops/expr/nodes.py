@@ -33,12 +33,12 @@ WRITTEN_AGAIN = 8
 class Expr:
     """A scalar expression over arguments a0, a1, …; built with Python operators and the functions of this module.
 
-    An expression is a directed acyclic graph: a part may be read in many places. All that is done with expressions takes
-    time, memory and text in proportion to their distinct parts.
+    An expression is a directed acyclic graph: a part may be read in many places. All that is done with expressions
+    takes time, memory and text in proportion to their distinct parts.
     """
 
     @cached_property
-    def digest(self) -> bytes:
+    def _digest(self) -> bytes:
         """16 bytes that follow from the structure: expressions with the same digest are equal."""
         raise NotImplementedError
 
@@ -98,8 +98,8 @@ class Arg(Expr):
     index: int
 
     @cached_property
-    def digest(self) -> bytes:
-        return _digest(f"argument {self.index}")
+    def _digest(self) -> bytes:
+        return _digest_of(f"argument {self.index}")
 
     def __str__(self) -> str:
         return f"a{self.index}"
@@ -119,8 +119,8 @@ class Const(Expr):
         return hash(repr(self.value))
 
     @cached_property
-    def digest(self) -> bytes:
-        return _digest(f"number {self.value!r}")
+    def _digest(self) -> bytes:
+        return _digest_of(f"number {self.value!r}")
 
     def __str__(self) -> str:
         return str(self.value)
@@ -134,23 +134,23 @@ class Call(Expr):
     args: tuple[Expr, ...]
 
     def __post_init__(self) -> None:
-        self.digest  # now, while those of the arguments are known: later it would take a stack as deep as the expression
+        _ = self._digest  # while those of the arguments are known: later it takes a stack as deep as the expression
 
     @cached_property
-    def digest(self) -> bytes:
-        return _digest(self.function, *(arg.digest for arg in self.args))
+    def _digest(self) -> bytes:
+        return _digest_of(self.function, *(arg._digest for arg in self.args))
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self._digest)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Call) and self.digest == other.digest)
+        return self is other or (isinstance(other, Call) and self._digest == other._digest)
 
     def __str__(self) -> str:
         return _text(self)
 
 
-def _digest(what: str, *args: bytes) -> bytes:
+def _digest_of(what: str, *args: bytes) -> bytes:
     return blake2b(b"\0".join((what.encode(), b"".join(args))), digest_size=16).digest()
 
 
