@@ -1,8 +1,9 @@
 """The disk cache: content that takes long to make, under a name that depends on its sources. It may be deleted.
 
-It lies in the folder that `FOREPLAN_CACHE_DIR` names, else in `foreplan` in the user's own cache (`XDG_CACHE_HOME`, or
-`~/.cache`). Some of it is code, and runs: a folder or file that others than this user and root may write is not
-used.
+It lies in `foreplan-cache` in the folder that `FOREPLAN_CACHE_DIR` names, else in `foreplan` in the user's own cache
+(`XDG_CACHE_HOME`, or `~/.cache`). That folder is foreplan's own and says so by a tag (Cache Directory Tagging
+Specification, version 0.6); in it, nothing is removed or replaced but files whose names `file_name` makes. Some of it
+is code, and runs: a folder or file that others than this user and root may write is not used.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import stat
 import sys
 import time
@@ -23,12 +25,30 @@ from pathlib import Path
 from foreplan.home import own_folder
 
 VARIABLE = "FOREPLAN_CACHE_DIR"
+FOLDER = "foreplan-cache"  # in the one that the variable names, which may have other files
+TAG = "CACHEDIR.TAG"
+TAGGED = b"""Signature: 8a477f597d28d172789f06886806bc55
+# This folder is a cache of foreplan's: programs that make copies may leave it out, and it may be deleted.
+# About such tags: https://bford.info/cachedir/
+"""
 _DIGEST = hashlib.sha256().digest_size
+_FORMS = ("o", "cubin", "json", "plan.json")
+# Names that `file_name` gives or older versions gave, of whole files, unfinished ones and locks.
+_NAMED = r"(\w+-)?([0-9a-f]{64}|[0-9a-f]{16})(\.o|\.cubin|\.json|\.plan\.json)?"
+_UNDER_WAY = r"(\.lock|\.[0-9a-f]{12})\.tmp"
+_OWN = re.compile(rf"{_NAMED}({_UNDER_WAY})?|{re.escape(TAG)}{_UNDER_WAY}")
 _LIMIT = 1 << 30  # bytes of all files together
 _UNFINISHED = ".tmp"
 _FORSAKEN = 3600  # seconds after which an unfinished file is abandoned
 _PATIENCE = 60  # seconds that a process waits for another one's content
 _claimed: dict[str, int] = {}  # by file name, the descriptor of its lock
+
+
+def file_name(about: str | bytes, form: str, kind: str = "") -> str:
+    """The name of a file in the cache: its kind for people, and a digest of all that the content depends on."""
+    assert form in _FORMS
+    data = about.encode() if isinstance(about, str) else about
+    return f"{kind and kind + '-'}{hashlib.sha256(data).hexdigest()}.{form}"
 
 
 def kept(name: str) -> bytes | None:
@@ -42,9 +62,9 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, content: bytes) -> None:
-    """Keep bytes under a file name. If that fails, a note says so once on standard error."""
+    """Keep bytes under a name that `file_name` made. If that fails, a note says so once on standard error."""
     try:
-        with _made() as folder:
+        with _opened(make=True) as folder:
             write_whole(folder, name, sealed(content))
             _make_room()
     except (OSError, MemoryError) as error:
@@ -108,7 +128,7 @@ def claim(name: str) -> None:
     """
     if name in _claimed:
         return
-    with contextlib.suppress(OSError), _made() as folder:
+    with contextlib.suppress(OSError), _opened(make=True) as folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(f"{name}.lock{_UNFINISHED}", flags, 0o644, dir_fd=folder)
         try:
@@ -146,36 +166,62 @@ def _folder() -> Path | None:
     """The folder of the cache; None: no variable and no home names one."""
     if chosen := os.environ.get(VARIABLE):
         with contextlib.suppress(FileNotFoundError):  # the current folder may be gone
-            return Path(chosen).absolute()
-        return Path(chosen)
+            return Path(chosen).absolute() / FOLDER
+        return Path(chosen) / FOLDER
     return own_folder("XDG_CACHE_HOME", ".cache")
 
 
 @contextlib.contextmanager
-def _opened() -> Iterator[int]:
+def _opened(make: bool = False) -> Iterator[int]:
     """The folder as a descriptor, so that it stays the same one if its path changes.
 
+    Args:
+        make: whether to make the folder if it is not there.
+
     Raises:
-        OSError: it is not there, or others may write it.
+        OSError: it is not there, others may write it, or it is no cache of foreplan's.
     """
     path = _folder()
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no home")
+    if make:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if os.environ.get(VARIABLE):
+        _check(os.stat(path.parent))  # whoever may write there can put another folder in the place of this one
+    if make:
+        path.mkdir(mode=0o755, exist_ok=True)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _check(os.fstat(folder))
+        if _tag(folder) != TAGGED:
+            if not make:
+                raise FileNotFoundError(errno.ENOENT, f"it has no {TAG} of foreplan's")
+            _write_tag(folder)
         yield folder
     finally:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def _made() -> Iterator[int]:
-    """The folder, made if it is not there; raises as `_opened` does."""
-    if (path := _folder()) is not None:
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with _opened() as folder:
-        yield folder
+def _tag(folder: int) -> bytes:
+    """The tag of a folder; nothing if it has none, or one that a power failure has emptied."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(TAG, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            return (file.read(len(TAGGED) + 1) or b"").strip(b"\0")
+    return b""
+
+
+def _write_tag(folder: int) -> None:
+    """Say of a folder that it is a cache of foreplan's: of an empty one, or one that an older version has filled.
+
+    Raises:
+        OSError: it has other files, which programs that make copies would leave out from now on.
+    """
+    for name in os.listdir(folder):
+        own = _OWN.fullmatch(name) or name.startswith(".")  # systems put hidden files anywhere
+        if not own and (name != TAG or _tag(folder)):
+            raise FileExistsError(errno.EEXIST, f"{name!r} in it is not foreplan's")
+    write_whole(folder, TAG, TAGGED)
 
 
 def _check(found: os.stat_result) -> None:
@@ -186,12 +232,12 @@ def _check(found: os.stat_result) -> None:
 
 @lru_cache(maxsize=1)
 def _make_room() -> None:
-    """Once in a process: remove files that killed processes have left and, if there is too much, the oldest files."""
+    """Once in a process: remove own files that killed processes have left and, if there is too much, the oldest."""
     with _opened() as folder, os.scandir(folder) as entries:
         files = sorted(
             (found.st_mtime, found.st_size, entry.name)
             for entry in entries
-            if stat.S_ISREG((found := entry.stat(follow_symlinks=False)).st_mode)
+            if _OWN.fullmatch(entry.name) and stat.S_ISREG((found := entry.stat(follow_symlinks=False)).st_mode)
         )
         excess = sum(size for _, size, _ in files) - _LIMIT
         for made, size, name in files:

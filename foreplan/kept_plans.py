@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from foreplan import shared_plans
-from foreplan.disk_cache import keep, kept, sources
+from foreplan.disk_cache import file_name, keep, kept, sources
 from foreplan.errors import ForeplanError
 from foreplan.once import seconds_spent
 from foreplan.planner import Beside, Plan, Problem, check_problem, plan, verify
@@ -92,7 +91,7 @@ class _Question:
     def name(self) -> str:
         """Of a file: a digest of the problem, of what is asked for, and of the source of all that finds the plan."""
         about = self.problem.digest, self.asked, self.remat, self.beside is not None, *map(sources, FINDERS)
-        return f"{hashlib.sha256(repr(about).encode()).hexdigest()}.plan.json"
+        return file_name(repr(about), "plan.json")
 
     def plan(self) -> Plan:
         """The answer, found now."""

@@ -149,7 +149,9 @@ class _Folder:
 def _unlock(lock: Any) -> None:
     """Let a lock go, without its file: whoever waits for that one notices that it is gone."""
     with suppress(OSError):
-        os.unlink(lock.lock_file)
+        found = os.lstat(lock.lock_file)
+        if stat.S_ISREG(found.st_mode) and not found.st_size:  # anything else of that name is somebody's
+            os.unlink(lock.lock_file)
     with suppress(OSError):
         lock.release()
 

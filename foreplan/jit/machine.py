@@ -4,7 +4,6 @@ LLVM is loaded where there is something to compile.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import llvmlite
 
 from foreplan import processor
-from foreplan.disk_cache import claim, keep, kept, release
+from foreplan.disk_cache import claim, file_name, keep, kept, release
 from foreplan.jit.objects import address_of
 from foreplan.once import once
 
@@ -60,7 +59,7 @@ class Module:
     def file(self) -> str:
         """Under what name its machine code is kept."""
         about = "\n".join((*_compiler(), self.without, self.passes, self.key))
-        return f"{self.name}-{hashlib.sha256(about.encode()).hexdigest()}.o"
+        return file_name(about, "o", self.name)
 
 
 def loaded(module: Module, *, store: bool = True) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from foreplan.disk_cache import keep, kept
+from foreplan.disk_cache import file_name, keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.runtime.cpu.codegen.flush import compiled_flush
@@ -32,8 +31,7 @@ class Prices:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        digest = hashlib.sha256(f"{VERSION} {machine}".encode()).hexdigest()[:16]
-        self._file = f"prices-{digest}.json"
+        self._file = file_name(f"{VERSION} {machine}", "json", "prices")
         data = json.loads(kept(self._file) or b"{}")
         self._known: dict[str, list[int]] = data.get("prices", {})
 

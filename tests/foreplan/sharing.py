@@ -9,6 +9,7 @@ from foreplan import shared_plans
 from foreplan.disk_cache import sealed
 from foreplan.kept_plans import kept_plan
 from foreplan.planner import Plan, Problem, driver
+from tests.cache import kept_files
 from tests.planner.problems import training_net
 
 PROBLEM = training_net(4)
@@ -55,5 +56,6 @@ class Machine:
 
 
 def only(folder: Path) -> Path:
-    (file,) = folder.iterdir()
+    """The one file of shared plans, or of a private cache."""
+    (file,) = kept_files(folder)
     return file

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from foreplan import disk_cache
+from tests.cache import kept_files
+
+NAMES = [disk_cache.file_name(str(i), "o", "kernel") for i in range(8)]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(disk_cache.VARIABLE, raising=False)
     monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
     monkeypatch.setattr(disk_cache, "_make_room", disk_cache._make_room.__wrapped__)  # each time
     return tmp_path / "kept"
@@ -24,20 +28,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_was_made_first_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_LIMIT", 1000)
-    for i in range(8):
-        disk_cache.keep(str(i), bytes(200))
-        os.utime(folder / str(i), (i, i))
-    assert sorted(file.name for file in folder.iterdir()) == ["4", "5", "6", "7"]
-    assert disk_cache.kept("7") == bytes(200) and disk_cache.kept("0") is None
+    for i, name in enumerate(NAMES):
+        disk_cache.keep(name, bytes(200))
+        os.utime(folder / name, (i, i))
+    assert [file.name for file in kept_files(folder)] == sorted(NAMES[4:])
+    assert disk_cache.kept(NAMES[7]) == bytes(200) and disk_cache.kept(NAMES[0]) is None
 
 
 def test_what_a_killed_process_left_goes(folder: Path) -> None:
-    disk_cache.keep("a", b"whole")
-    for name, age in (("a.0123456789ab.tmp", 2 * 3600), ("a.ba9876543210.tmp", 10)):
+    disk_cache.keep(NAMES[0], b"whole")
+    old = [f"{first}.{end}.tmp" for first in (NAMES[0], disk_cache.TAG) for end in ("0123456789ab", "lock")]
+    new = f"{NAMES[0]}.ba9876543210.tmp"
+    for name in (*old, new):
         (folder / name).write_bytes(b"half")
-        os.utime(folder / name, (time.time() - age,) * 2)
-    disk_cache.keep("b", b"whole")
-    assert sorted(file.name for file in folder.iterdir()) == ["a", "a.ba9876543210.tmp", "b"]
+        os.utime(folder / name, (time.time() - (10 if name == new else 2 * 3600),) * 2)
+    disk_cache.keep(NAMES[1], b"whole")
+    assert [file.name for file in kept_files(folder)] == sorted([NAMES[0], NAMES[1], new])
 
 
 CLAIM = "from foreplan.disk_cache import claim; claim('a'); print('claimed', flush=True); input()"
@@ -48,7 +54,9 @@ def test_nobody_waits_for_a_killed_process_nor_for_ever(
     folder: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_cache, "_PATIENCE", 60 if killed else 0.5)
-    environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder)}
+    folder = folder / disk_cache.FOLDER
+    monkeypatch.setattr(disk_cache, "_folder", lambda: folder)
+    environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder.parent)}
     with subprocess.Popen(
         [sys.executable, "-c", CLAIM], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -60,14 +68,14 @@ def test_nobody_waits_for_a_killed_process_nor_for_ever(
         assert (time.monotonic() - started >= 0.5) != killed
         disk_cache.release("a")
         disk_cache.release("a")
-        assert [file.name for file in folder.iterdir()] == ([] if killed else ["a.lock.tmp"])  # the other holds it
+        assert [file.name for file in kept_files(folder)] == ([] if killed else ["a.lock.tmp"])  # the other holds it
         other.kill()
 
 
 @pytest.mark.parametrize(
     "environment, expected",
     [
-        ({"FOREPLAN_CACHE_DIR": "/x/y", "XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/x/y"),
+        ({"FOREPLAN_CACHE_DIR": "/x/y", "XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/x/y/foreplan-cache"),
         ({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/c/foreplan"),
         ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/foreplan"),
         ({"HOME": "/h"}, "/h/.cache/foreplan"),
@@ -99,7 +107,7 @@ def test_a_place_in_a_current_folder_that_is_gone(
         monkeypatch.setattr(disk_cache, name, getattr(disk_cache, name).__wrapped__)
     disk_cache.keep("a", b"content")
     assert disk_cache.kept("a") is None
-    assert "cannot be kept in 'here' (No such file or directory)" in capsys.readouterr().err
+    assert "cannot be kept in 'here/foreplan-cache' (No such file or directory)" in capsys.readouterr().err
 
 
 def test_a_digest_tells_damage_and_not_intent(folder: Path) -> None:
@@ -146,11 +154,83 @@ def test_a_link_is_no_file_that_is_kept(folder: Path) -> None:
     assert disk_cache.kept("b") is None
 
 
-def test_folders_above_are_not_looked_at(folder: Path) -> None:
-    """Who may write one can put another folder in the place of this one, but not make it look like this user's."""
+@pytest.mark.parametrize("named", [False, True])
+def test_folders_above_are_not_looked_at(named: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write one can put another folder in the place of this one, but not make it look like this user's. Of a
+    folder that the user names, others may have files of the user's in a folder like the cache's: there, it is checked.
+    """
     disk_cache.keep("a", b"content")
     folder.parent.chmod(0o777)
+    if named:
+        monkeypatch.setenv(disk_cache.VARIABLE, str(folder.parent))
+    assert disk_cache.kept("a") == (None if named else b"content")
+    folder.parent.chmod(0o755)
+    folder.parent.parent.chmod(0o777)
     assert disk_cache.kept("a") == b"content"
+
+
+def test_nothing_is_made_where_all_may_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.parent.chmod(0o1777)
+    monkeypatch.setenv(disk_cache.VARIABLE, str(folder.parent))
+    disk_cache.keep("a", b"content")
+    assert not folder.exists()
+
+
+def test_a_new_folder_is_tagged(folder: Path) -> None:
+    """As the Cache Directory Tagging Specification says: the first 43 bytes of a regular file of that name."""
+    disk_cache.keep("a", b"content")
+    assert (folder / "CACHEDIR.TAG").read_bytes()[:43] == b"Signature: 8a477f597d28d172789f06886806bc55"
+    assert not (folder / "CACHEDIR.TAG").is_symlink()
+
+
+OLD = [
+    NAMES[0],
+    f"{'0' * 64}.cubin",
+    f"cudnn-{'a' * 64}",
+    f"prices-{'b' * 16}.json",
+    f"{NAMES[0]}.lock.tmp",
+    ".nfs0001",
+]
+
+
+@pytest.mark.parametrize("tag", [None, b"", bytes(174)])
+def test_a_folder_that_an_older_version_has_filled_goes_on(folder: Path, tag: bytes | None) -> None:
+    """One without a tag, or with one that a power failure has emptied."""
+    folder.mkdir()
+    for name in OLD:
+        (folder / name).write_bytes(b"old")
+    if tag is not None:
+        (folder / disk_cache.TAG).write_bytes(tag)
+    assert disk_cache.kept("a") is None
+    disk_cache.keep("a", b"content")
+    assert disk_cache.kept("a") == b"content"
+    assert (folder / disk_cache.TAG).read_bytes() == disk_cache.TAGGED
+
+
+STRANGE = [
+    "notes.txt",
+    "src",
+    "x.o",
+    f"{'g' * 64}.o",
+    f"{'a' * 64}.safetensors",
+    f"kernel-{'a' * 63}.o",
+    "CACHEDIR.TAG",
+]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_folder_with_other_files_is_no_cache(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tagged, it would be left out by programs that make copies: nothing is written there."""
+    monkeypatch.setattr(disk_cache, "_tell", disk_cache._tell.__wrapped__)
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    (folder / NAMES[0]).write_bytes(disk_cache.sealed(b"content"))
+    assert disk_cache.kept(NAMES[0]) is None
+    disk_cache.keep(NAMES[1], b"content")
+    assert {file.name for file in folder.iterdir()} == {name, NAMES[0]} and (folder / name).read_text() == "mine"
+    assert f"'{name}' in it is not foreplan's" in capsys.readouterr().err
 
 
 READS = """
@@ -168,15 +248,15 @@ def test_all_users_read_what_root_has_filled(mask: int, read: str, monkeypatch: 
     """As in an image: they use what lies there, and write nothing. The rights are those that root's umask gives."""
     with tempfile.TemporaryDirectory(dir="/tmp") as above:  # pytest's own folder is closed to other users
         os.chmod(above, 0o755)
-        folder = Path(above, "kept")
+        folder = Path(above, disk_cache.FOLDER)
         monkeypatch.setattr(disk_cache, "_folder", lambda: folder)
         before = os.umask(mask)
         try:
             disk_cache.keep("a", b"content")
         finally:
             os.umask(before)
-        environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder)}
+        environment = {**os.environ, "FOREPLAN_CACHE_DIR": above}
         done = subprocess.run([sys.executable, "-c", READS], env=environment, capture_output=True, text=True)
         assert done.stdout.strip() == read, done.stderr
         assert "Permission denied" in done.stderr
-        assert [file.name for file in folder.iterdir()] == ["a"]
+        assert [file.name for file in kept_files(folder)] == ["a"]

@@ -12,6 +12,7 @@ import foreplan as fp
 from foreplan import disk_cache, kept_plans
 from foreplan.kept_plans import kept_plan
 from foreplan.planner import driver
+from tests.cache import kept_files
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def program(width: int = 8, target: str = "numpy") -> fp.Program:
 
 
 def file(tmp_path: Path) -> Path:
-    (only,) = (tmp_path / "kept").iterdir()
+    (only,) = kept_files(tmp_path / "kept")
     return only
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import hashlib
 import json
 import re
 import warnings
@@ -19,7 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from foreplan.disk_cache import keep, kept
+from foreplan.disk_cache import file_name, keep, kept
 from foreplan.errors import TargetError
 from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.units import align_up
@@ -291,7 +290,7 @@ def plans_kept(
     found = library()
     asked = repr((found.version, found.frontend, found.cuda, description(device), question)).encode()
     said = b"".join(each.read_bytes() for each in (Path(__file__), file))
-    name = f"cudnn-{hashlib.sha256(asked + said).hexdigest()}"
+    name = file_name(asked + said, "json", "cudnn")
     content = kept(name)
     if content is None:
         plans = tuple(make())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from foreplan.disk_cache import keep, kept
+from foreplan.disk_cache import file_name, keep, kept
 from foreplan.errors import ForeplanError, TargetError
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.launch import FOLDER, Source, sources_digest
@@ -220,7 +220,7 @@ def cubin(source: Source, architecture: str) -> bytes:
         CompilationError: it refuses the source.
     """
     about = f"{compiler().version}\n{key_of(source, architecture)}"
-    name = f"{hashlib.sha256(about.encode()).hexdigest()}.cubin"
+    name = file_name(about, "cubin")
     code = kept(name)
     if code is None:
         code = compiler().compile(source, architecture)
