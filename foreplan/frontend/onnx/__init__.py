@@ -58,7 +58,10 @@ def from_onnx(
 
     Args:
         model: path of an .onnx file, or a ModelProto.
-        shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`.
+        shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`. Axes
+            with the same symbol have one size, in all inputs. Names such as `?`, `-1`, `None` and `unk__7` are no
+            symbols: they say that the size is not known. One shape may give several numbers to axes that the file calls
+            by one name; a note then says that the name binds nothing.
         batch: extent of the first axis of every input. Where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
         values: input name → the array that it has in every step: `{"axes": [0, 1]}`. It is then no input of the
@@ -98,4 +101,4 @@ def from_onnx(
         rebatch = Rebatch(bound.old_batch, batch, exported.shapes)
     importer = Importer(loaded, rebatch, selection)
     graph = importer.run(bound.types, bound.values)
-    return replace(graph, origin=Origin.of(loaded, importer.told, graph))
+    return replace(graph, notes=(*bound.notes, *graph.notes), origin=Origin.of(loaded, importer.told, graph))

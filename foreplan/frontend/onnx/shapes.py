@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     import onnx
 
 Extent = int | str | None  # a number, a symbol, or nothing at all
+# Names that say of an extent that it is not known: words, or signs alone (`?`, `-1`), some with a number behind.
+# tf2onnx writes `unk__123`, a new number for each axis.
+_UNKNOWN = re.compile(
+    r"(none|null|nil|nan|n/?a|unk|unknown|undef|undefined|unset|unspecified|any|dyn|dynamic|free|variable)?[\W\d_]*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,14 @@ class Bound:
         values: inputs that have the same values in every step.
         exported: the types as exported, if the file fixes another batch than `batch`.
         old_batch: the batch that the file fixes.
+        notes: what people should know of the file's symbols.
     """
 
     types: dict[str, TensorType]
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
     exported: dict[str, TensorType] | None = None
     old_batch: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def bind_shapes(
@@ -64,6 +73,7 @@ def bind_shapes(
     declared = {
         name: _declared(info, given.get(name), f"{model.label}: input {name!r}") for name, info in infos.items()
     }
+    notes = _without_contradicted(declared, given, model.label)
     symbols: dict[str, tuple[int, str]] = {}
     partly: dict[str, tuple[int | None, ...]] = {}
     fixed_batches: dict[str, int] = {}
@@ -78,7 +88,7 @@ def bind_shapes(
     types = {name: _type(model, name, dtypes[name], shape) for name, shape in final.items() if name not in known}
     changed = {name: old for name, old in fixed_batches.items() if old != batch}
     if not changed:
-        return Bound(types, known)
+        return Bound(types, known, notes=notes)
     if len(set(fixed_batches.values())) > 1:
         listed = ", ".join(f"{name!r} at {old}" for name, old in fixed_batches.items())
         raise ShapeError(
@@ -91,7 +101,7 @@ def bind_shapes(
         name: type.with_shape((old, *type.shape[1:])) if type.shape[:1] == (batch,) else type
         for name, type in types.items()
     }
-    return Bound(types, known, exported, old)
+    return Bound(types, known, exported, old, notes)
 
 
 def declared_type(info: onnx.ValueInfoProto) -> onnx.TypeProto:
@@ -163,6 +173,11 @@ def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in declared.shape.dim)
 
 
+def symbol_of(name: str) -> str | None:
+    """The symbol of that name; None where it is a sign for "not known", which two axes share without being equal."""
+    return None if _UNKNOWN.fullmatch(name.strip()) else name
+
+
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
     if not isinstance(shapes, Mapping):
@@ -190,10 +205,32 @@ def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> lis
         if dim.HasField("dim_value"):
             extents.append(dim.dim_value if dim.dim_value >= 0 else None)
         else:
-            extents.append(dim.dim_param or None)
+            extents.append(symbol_of(dim.dim_param))
     if given is not None and len(given) != len(extents):
         raise ShapeError(f"{where} has {len(extents)} axes, and shapes= gives it {len(given)}: {given}")
     return extents
+
+
+def _without_contradicted(declared: dict[str, list[Extent]], given: Mapping[str, Shape], label: str) -> tuple[str, ...]:
+    """Take out the symbols to which one given shape gives several numbers; notes that say so.
+
+    The file says that these axes are equal. Who gives that input's whole shape says that they are not, and ONNX Runtime
+    computes with what it is given.
+    """
+    notes = []
+    for name, extents in declared.items():
+        numbers: dict[str, set[int]] = {}
+        for extent, number in zip(extents, given.get(name, ())):
+            if isinstance(extent, str):
+                numbers.setdefault(extent, set()).add(number)
+        for symbol in [each for each, found in numbers.items() if len(found) > 1]:
+            notes.append(
+                f"{label}: the file calls several axes of input {name!r} {symbol!r}, as if they were equal; shapes= "
+                f"gives {list(given[name])}, which counts, and {symbol!r} binds nothing"
+            )
+            for each in declared.values():
+                each[:] = [None if extent == symbol else extent for extent in each]
+    return tuple(notes)
 
 
 def _bind(
@@ -226,7 +263,10 @@ def _bind(
         if isinstance(extent, str) and wanted is not None:
             number, other = symbols.setdefault(extent, (wanted, where))
             if number != wanted:
-                raise ShapeError(f"{where} is {wanted}, but its size {extent!r} is {number} by {other}")
+                raise ShapeError(
+                    f"{where} is {wanted}, but its size {extent!r} is {number} by {other}: what the file calls by one "
+                    "name is one size, so give both the same; if the file is wrong, write another dim_param there"
+                )
         bound.append(wanted)
     return tuple(bound)
 

@@ -34,6 +34,43 @@ def test_a_symbol_is_the_same_number_everywhere() -> None:
         from_onnx(add(x=("n", "t"), z=("n", "t")), shapes={"x": (2, 5), "z": (2, 6)})
 
 
+WORDS = ["none", "null", "nan", "unk", "unknown", "undefined", "any", "dyn", "dynamic", "", "", "", ""]
+SIGNS = ["?", "-1", "__12", "*", " ", "0", "_3", "...", "-", "9"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_signs_for_an_unknown_size_are_no_symbols(seed: int) -> None:
+    """Drawn signs stand on several axes of two inputs, beside a real symbol that both share."""
+    draw = np.random.default_rng(seed)
+    word = str(draw.choice(WORDS))
+    sign = str(draw.choice([word, word.upper(), word.title()])) + str(draw.choice(SIGNS if not word else ["", *SIGNS]))
+    real = str(draw.choice(["N", "batch", "seq", "any_length", "unknown_rows", "s77", "x_dim_0"]))
+    first, second = [sign, real, 3, sign], [sign, sign, real]
+    sizes = [int(n) for n in draw.permutation(np.arange(2, 7))]
+    x, z = random(sizes[0], sizes[1], 3, sizes[2]), random(sizes[3], sizes[4], sizes[1])
+    nodes = [node("GlobalAveragePool", "x", "a"), node("ReduceMean", "z", "b", keepdims=0), node("Add", "a b", "y")]
+    proto = model(nodes, {"x": first, "z": second}, ["y"])
+    graph = from_onnx(proto, shapes={"x": x.shape, "z": z.shape})
+    np.testing.assert_allclose(run(graph, x=x, z=z)["y"], by_onnxruntime(proto, x=x, z=z)["y"], rtol=1e-5, atol=1e-6)
+    assert not graph.notes
+    with pytest.raises(ShapeError, match=f"but its size '{real}' is"):
+        from_onnx(proto, shapes={"x": x.shape, "z": (*z.shape[:2], sizes[1] + 1)})
+
+
+def test_one_shape_that_contradicts_a_symbol_counts_and_is_told() -> None:
+    """ONNX Runtime computes with what it is given; the symbol then binds no other input."""
+    pool = [node("GlobalAveragePool", "x", "p"), node("ReduceSum", "z", "s", keepdims=0), node("Add", "p s", "y")]
+    proto = model(pool, {"x": ("n", 3, "n", "n"), "z": ("n",)}, ["y"])
+    graph = from_onnx(proto, shapes={"x": (2, 3, 4, 6), "z": (5,)})
+    (note,) = graph.notes
+    assert "several axes of input 'x' 'n'" in note and "[2, 3, 4, 6]" in note
+    x, z = random(2, 3, 4, 6), random(5)
+    np.testing.assert_allclose(run(graph, x=x, z=z)["y"], by_onnxruntime(proto, x=x, z=z)["y"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match="axis 0 of input 'z'"):
+        from_onnx(proto, shapes={"x": (2, 3, 4, 6)})
+    assert not from_onnx(proto, shapes={"x": (5, 3, 5, 5)}).notes
+
+
 @pytest.mark.parametrize(
     ("shape", "how"),
     [
