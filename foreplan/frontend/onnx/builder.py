@@ -30,3 +30,15 @@ class OnnxBuilder(Builder):
         value = Value(self._claim_name(name), type, kind, init)
         self.stored.append(value)
         return value
+
+
+def sources_of(b: Builder, *values: Value) -> list[Value]:
+    """The graph's inputs that values are computed from, in their order."""
+    makers = {made: node for node in b.nodes for made in node.outputs}
+    seen, left = set(), list(values)
+    while left:
+        at = left.pop()
+        if at not in seen:
+            seen.add(at)
+            left += makers[at].inputs if at in makers else ()
+    return [each for each in b.inputs if each in seen]

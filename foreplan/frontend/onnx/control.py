@@ -1,24 +1,38 @@
-"""Control flow that is known at import: branches on known conditions, loops of known length."""
+"""Control flow: branches, and loops of known length, written out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from foreplan.frontend.onnx.branches import State, select
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.sequences import Given, Tensors
 from foreplan.frontend.onnx.tensors import Constant, from_array
+from foreplan.graph import Value
 from foreplan.ops.join import concat
 from foreplan.ops.shape import reshape, slice_axis
 
 if TYPE_CHECKING:
     import onnx
 
-State = Operand | Tensors
-# (body, prefix of the names in it, its inputs) → its outputs. A body can also read the tensors around its node.
-Walk = Callable[["onnx.GraphProto", str, Sequence[State]], list[State]]
+
+class Walk(Protocol):
+    """Adds the nodes of a body, which can also read the tensors around its node."""
+
+    def __call__(
+        self, body: onnx.GraphProto, prefix: str, given: Sequence[State], taken: Value | None = None
+    ) -> list[State]:
+        """The body's outputs.
+
+        Args:
+            body: of the node.
+            prefix: of the names in it.
+            given: its inputs.
+            taken: whether it is taken, where that depends on data.
+        """
 
 
 def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
@@ -69,9 +83,13 @@ def _known_number(n: OnnxNode, operand: State, what: str) -> int:
 
 
 def translate_if(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
-    """The branch that a known condition chooses."""
-    branch = "then_branch" if _known_number(n, n.operand(0), "its condition") else "else_branch"
-    return list(walk(_graph(n, branch), f"{name}/", ()))
+    """The branch that a known condition chooses; of one that is computed from data both, and a selection."""
+    condition = n.operand(0)
+    if isinstance(condition, Constant) and condition.is_foldable:
+        branch = "then_branch" if _known_number(n, condition, "its condition") else "else_branch"
+        return list(walk(_graph(n, branch), f"{name}/", ()))
+    both = (_graph(n, "then_branch"), _graph(n, "else_branch"))
+    return list(select(n, both, name, lambda body, prefix, taken: walk(body, prefix, (), taken)))
 
 
 def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:

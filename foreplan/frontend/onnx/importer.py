@@ -10,7 +10,8 @@ import numpy as np
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend.onnx.batch import Rebatch
-from foreplan.frontend.onnx.builder import OnnxBuilder
+from foreplan.frontend.onnx.branches import Guards, kept_where
+from foreplan.frontend.onnx.builder import OnnxBuilder, sources_of
 from foreplan.frontend.onnx.control import CONTROL_FLOW
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
@@ -53,6 +54,7 @@ class Importer:
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
         told: the file's graph, with the tensors that the module has.
+        guards: what such branches read.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
     """
@@ -73,6 +75,7 @@ class Importer:
         self.told = model.proto.graph
         self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
         self.updates: dict[Value, Value] = {}
+        self.guards = Guards(self.store)
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
         self._reserved.update(tensor.name for tensor in model.proto.graph.initializer)
@@ -104,7 +107,7 @@ class Importer:
             self.shapes[name] = array.shape
         scope.initializers = self._initializers(graph)
         self.nodes(graph.node, scope)
-        self.b.notes += [*notes, *notes_on(graph, scope.roles, self.exporter)]
+        self.b.notes += [*notes, *notes_on(graph, scope.roles, self.exporter), *self.guards.notes(self.b)]
         self._advance_random_state()
         if self.batch is not None:
             self.b.notes += self.batch.notes
@@ -137,12 +140,7 @@ class Importer:
 
     def _find(self, name: str, scope: Scope, reader: str) -> Operand | Tensors:
         at: Scope | None = scope
-        while at is not None:
-            if name in at.tensors:
-                found = at.tensors[name]
-                if found is None:
-                    break
-                return found
+        while at is not None and name not in at.tensors:
             if name in at.initializers:
                 where = f"{self.model.label}: initializer {name!r}"
                 role = at.roles.get(name, NO_ROLE)
@@ -150,9 +148,14 @@ class Importer:
                 tensor.why = role.why
                 at.tensors[name] = tensor
                 self.shapes[at.full_name(name)] = tensor.shape
-                return tensor
+                break
             at = at.outer
-        raise ModelError(f"{self.model.label}: {reader} reads {name!r}, but no input, initializer or node gives it")
+        found = None if at is None else at.tensors[name]
+        if at is None or found is None:
+            raise ModelError(f"{self.model.label}: {reader} reads {name!r}, but no input, initializer or node gives it")
+        if scope.taken is not None and (at.taken is not scope.taken or isinstance(found, Constant)):
+            return self.guards.read(self.b, found, scope.taken)
+        return found
 
     def store(self, operand: Operand) -> Value:
         """An operand in the graph: a constant becomes a stored value when it is first read."""
@@ -168,14 +171,7 @@ class Importer:
 
     def sources(self, value: Value) -> list[Value]:
         """The model's inputs that a value is computed from, in their order."""
-        makers = {made: node for node in self.b.nodes for made in node.outputs}
-        seen, left = set(), [value]
-        while left:
-            at = left.pop()
-            if at not in seen:
-                seen.add(at)
-                left += makers[at].inputs if at in makers else ()
-        return [each for each in self.b.inputs if each in seen]
+        return sources_of(self.b, value)
 
     def random_stream(self) -> tuple[Value, int]:
         """The state of the model's random ops, made for the first of them, and the number of this one."""
@@ -201,6 +197,7 @@ class Importer:
         domain = domain_of(proto.domain)
         reader = f"node {own_name!r} ({proto.op_type})"
         names = [*proto.input, *named_reads(proto)]
+        self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
         given = [self._find(name, scope, reader) if name else None for name in names]
         inputs = [None if isinstance(each, Tensors) else each for each in given]
         n = OnnxNode(
@@ -211,9 +208,9 @@ class Importer:
             self,
             [self._known_name(name, scope) for name in names],
             [scope.full_name(name) for name in proto.output],
+            scope.taken,
         )
         first = len(self.b.nodes)
-        self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
         sequence = self._guarded(n, lambda: translate_sequence(n, given)) if domain == "" else None
         results: Sequence[Given] | None = [sequence]
         if sequence is None:
@@ -245,7 +242,10 @@ class Importer:
         if domain == "" and n.op_type == "Constant":
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
-            return CONTROL_FLOW[n.op_type](n, given, name, partial(self._walk, n, scope))
+            outputs = CONTROL_FLOW[n.op_type](n, given, name, partial(self._walk, n, scope))
+            if n.both is not None:
+                self.guards.chosen_by(n.source, n.both)
+            return outputs
         if any(isinstance(each, Tensors) for each in given):
             body = standard_body(n, given) if n.op_type == "SequenceMap" else None
             if body is None:
@@ -265,7 +265,7 @@ class Importer:
                 raise self._unknown(n, domain)
             self._expand(n, given, body, scope, name)
             return None
-        self.updates.update(n.updates)
+        self.updates.update(kept_where(self.b, n.taken, n.updates))
         return [result] if isinstance(result, Value | Constant) else list(result)
 
     def _guarded(self, n: OnnxNode, translate: Callable[[], Translated]) -> Translated:
@@ -303,18 +303,25 @@ class Importer:
         return found
 
     def _walk(
-        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand | Tensors]
+        self,
+        n: OnnxNode,
+        scope: Scope,
+        body: onnx.GraphProto,
+        prefix: str,
+        given: Sequence[Operand | Tensors],
+        taken: Value | None = None,
     ) -> list[Operand | Tensors]:
         """The outputs of a body within a node; the body can also read the tensors around the node."""
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
             raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, but the node gives it {len(given)}")
         roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
-        inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
+        inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1, taken or scope.taken)
         inner.attributes = scope.attributes
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}
         inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
         self.nodes(body.node, inner)
+        self.b.source, self.b.scope = n.source, scope.prefix + (n.proto.name or n.op_type) + "/"
         return [self._find(output.name, inner, f"the body of {n.where}") for output in body.output]
 
     def _write_out(self, n: OnnxNode, nodes: int) -> None:
@@ -345,7 +352,7 @@ class Importer:
             )
         self._write_out(n, len(body.node))
         opsets = {**self.model.opsets, **opsets_of(body.opset_import)}
-        inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1)
+        inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1, n.taken)
         inner.attributes = attributes_of_call(n, body)
         for i, formal in enumerate(body.input):
             inner.tensors[formal] = given[i] if i < len(given) else None
@@ -419,6 +426,7 @@ class Importer:
             self._named.add(rebuilt)
         for old, new in list(self.updates.items()):
             self.updates[old] = renamed.get(new, new)
+        self.guards.rename(renamed)
         return renamed
 
     def _free(self, name: str) -> str:

@@ -23,8 +23,14 @@ Operand = Value | Constant
 Result = Operand | Sequence["Operand | None"]
 Translation = Callable[["OnnxNode"], Result | None]  # None: by the function body that ONNX has for the op
 TRANSLATIONS: dict[tuple[str, str], Translation] = {}
-_FEW = 64  # elements of an input that may well have the same values in every step
+FEW = 64  # elements of an input that may well have the same values in every step
 AnyTranslation = TypeVar("AnyTranslation", bound=Translation)
+
+
+def binding(inputs: Sequence[Value]) -> str:
+    """How to bind inputs by value, in Python and on the command line."""
+    bind, flags = (f"{value.name!r}: …" for value in inputs), (f"--values {value.name}=…" for value in inputs)
+    return f"values={{{', '.join(bind)}}} ({' '.join(flags)})"
 
 
 def translates(*op_types: str, domain: str = "") -> Callable[[AnyTranslation], AnyTranslation]:
@@ -77,6 +83,8 @@ class OnnxNode:
         path: the model's file, if it is one.
         input_names, output_names: unique in the model.
         updates: stored value → its content for the next step, for ops that keep statistics.
+        taken: whether the branch that the node is in is taken, where that depends on data.
+        both: the condition of an If whose branches are both computed.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class OnnxNode:
         context: Context,
         input_names: Sequence[str] = (),
         output_names: Sequence[str] = (),
+        taken: Value | None = None,
     ) -> None:
         self.proto = proto
         self.op_type = proto.op_type
@@ -100,6 +109,8 @@ class OnnxNode:
         self.input_names = tuple(input_names)
         self.output_names = tuple(output_names)
         self.updates: dict[Value, Value] = {}
+        self.taken = taken
+        self.both: Value | None = None
         self._context = context
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}
 
@@ -161,19 +172,19 @@ class OnnxNode:
             operand: a value of the graph, or a constant that is too large.
             what: begins the message, which goes on with "is computed from …".
         """
-        inputs = self._context.sources(operand) if isinstance(operand, Value) else ()
+        whence, inputs = self.whence(operand)
+        remedy = "export the model with it fixed"
+        if inputs and all(value.type.size <= FEW for value in inputs):
+            remedy = f"give the values that the input has in every step, with {binding(inputs)}, or {remedy}"
+        return ValueNeededError(f"{self.where}: {what} {whence}; {remedy}", tuple(value.name for value in inputs))
+
+    def whence(self, operand: Operand) -> tuple[str, Sequence[Value]]:
+        """Where an operand comes from: "is computed from …", and the model's inputs that it is computed from."""
+        if isinstance(operand, Constant):
+            return "is too large to be looked at", ()
+        inputs = self._context.sources(operand)
         names = ", ".join(repr(value.name) for value in inputs)
-        whence = f"is computed from data (input {names})" if inputs else "is computed from data that is too large"
-        if inputs and all(value.type.size <= _FEW for value in inputs):
-            example = inputs[0].name
-            remedy = (
-                f"give the values that the input has in every step, with values={{{example!r}: …}} "
-                f"(--values {example}=…), or export the model with it fixed"
-            )
-        else:
-            remedy = "export the model with it fixed, or fold it with a tool such as onnxsim"
-        message = f"{self.where}: {what} {whence}; {remedy}"
-        return ValueNeededError(message, tuple(value.name for value in inputs))
+        return f"is computed from data (input {names})" if inputs else "is computed from weights or at random", inputs
 
     def known_ints(self, index: int) -> list[int]:
         """The content of an integer input as a flat list."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from foreplan.frontend.onnx.node import Operand
 from foreplan.frontend.onnx.roles import Role
 from foreplan.frontend.onnx.sequences import Tensors
+from foreplan.graph import Value
 
 if TYPE_CHECKING:
     import onnx
@@ -21,6 +22,7 @@ class Scope:
         roles: what the tensors of this scope are to the model.
         opsets: domain → version that nodes here are written for.
         names: of tensors of a function that have another name outside.
+        taken: whether the branch that this is in is taken, where that depends on data.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class Scope:
         opsets: Mapping[str, int],
         outer: Scope | None = None,
         depth: int = 0,
+        taken: Value | None = None,
     ) -> None:
         self.prefix = prefix
         self.roles = roles
         self.opsets = opsets
         self.outer = outer
         self.depth = depth
+        self.taken = taken
         self.names: dict[str, str] = {}
         self.tensors: dict[str, Operand | Tensors | None] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}

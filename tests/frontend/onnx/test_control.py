@@ -32,17 +32,6 @@ def test_a_known_condition_chooses_its_branch() -> None:
     same_as_onnxruntime(model(nodes, {"x": (1, 3)}, ["y"], constants), x=random(1, 3))
 
 
-def test_a_condition_on_data_is_refused_by_name() -> None:
-    then = branch("then", node("Identity", "x", "t"), outputs="t")
-    nodes = [
-        node("ReduceSum", "x", "s", keepdims=0),
-        node("Cast", "s", "c", to=TensorProto.BOOL),
-        node("If", "c", "y", "choice", then_branch=then, else_branch=then),
-    ]
-    with pytest.raises(UnsupportedError, match=r"node 'choice' \(If\).*its condition is computed from data"):
-        from_onnx(model(nodes, {"x": (2,)}, ["y"]))
-
-
 def loop_body() -> onnx.GraphProto:
     inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL), info("h", (2, 2)))
     nodes = [

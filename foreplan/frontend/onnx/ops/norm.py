@@ -7,7 +7,7 @@ from foreplan.graph import Value
 from foreplan.graph.ir import Kind
 from foreplan.ops.expr import sqrt
 from foreplan.ops.map import elementwise
-from foreplan.ops.norm.batch import BatchNormTrain, batch_norm
+from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, batch_norm
 from foreplan.ops.norm.rows import LayerNorm, group_norm, layer_norm, rms_norm
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import broadcast_to, reshape
@@ -24,7 +24,9 @@ def _batch_norm(n: OnnxNode) -> Result:
     if n.opset < 7:
         training = not n.integer("is_test", 0) and bool(outputs)
     if not training:
-        return batch_norm(n.b, x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
+        if n.taken is None:
+            return batch_norm(n.b, x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
+        return n.b.apply(BatchNorm(epsilon, momentum, frozen=True), x, scale, bias, mean, variance)
     if any(i > 2 for i in outputs):
         raise n.unsupported("its saved statistics are used; export the model in inference mode")
     y, batch_mean, batch_variance = n.b.node(BatchNormTrain(epsilon), x, scale, bias)
