@@ -89,7 +89,7 @@ def check_ranks(model: str, compiled: Compiled, world: World) -> None:
 
 def rank_of_job() -> int:
     """This rank, as the launcher's environment says; 0 where there is none."""
-    from foreplan.runtime.ranks.launch import launch_of
+    from foreplan.runtime.ranks.launchers import launch_of
 
     try:
         found = launch_of(os.environ)

@@ -4,69 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 
 from foreplan.errors import TargetError
+from foreplan.runtime.ranks.launchers import TORCHRUN, Launch, launch_of
 from foreplan.runtime.ranks.world import ALONE, World
 
-TORCHRUN = "torchrun"
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
-# Who sets which variables: (rank, size, rank among those of its machine). MPICH's mpiexec sets those that Intel MPI and
-# MVAPICH set, too.
-_LAUNCHERS = (
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    (TORCHRUN, "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-)
 INSTALL = "pip install 'foreplan[mpi]' brings mpi4py, an MPI library and its launcher"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How this process was started.
-
-    Attributes:
-        launcher: its name, for people.
-        rank: of this process.
-        size: the number of processes.
-        local: the rank among those of its machine; of a launcher that does not tell, the rank.
-    """
-
-    launcher: str
-    rank: int
-    size: int
-    local: int
-
-
-def launch_of(environment: Mapping[str, str]) -> Launch | None:
-    """The launcher that an environment tells of; None: none, or it started one process.
-
-    Raises:
-        TargetError: its variables contradict one another.
-    """
-    for launcher, rank, size, local in _LAUNCHERS:
-        if rank not in environment or size not in environment:
-            continue
-        if launcher == "srun" and "SLURM_STEP_ID" not in environment:  # a batch script, before any srun
-            continue
-        try:
-            here = int(environment.get(local, environment[rank]))
-            found = Launch(launcher, int(environment[rank]), int(environment[size]), here)
-        except ValueError:
-            found = Launch(launcher, 0, 0, 0)
-        if not 0 <= found.rank < found.size or found.local < 0:
-            raise TargetError(
-                f"{launcher} says {rank}={environment[rank]} and {size}={environment[size]}, which is no rank of a "
-                "job: start all processes by one launcher, or unset both"
-            )
-        return found if found.size > 1 else None
-    return None
 
 
 @lru_cache(maxsize=1)
@@ -81,6 +30,8 @@ def launched() -> World:
     if found is None:
         return ALONE
     world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
+    if world.size == 1:  # of a launcher that tells no number
+        return ALONE
     _end_with_errors()
     return world
 
@@ -91,11 +42,11 @@ def _of_mpi(found: Launch) -> World:
         from foreplan.runtime.ranks.mpi import Mpi
     except ImportError as error:
         raise TargetError(
-            f"{found.launcher} started {found.size} processes, and mpi4py, which moves bytes between them, cannot be "
-            f"loaded ({error}): {INSTALL}"
+            f"{found.launcher} started {found.size or 'some'} processes, and mpi4py, which moves bytes between them, "
+            f"cannot be loaded ({error}): {INSTALL}"
         ) from None
     world = Mpi()
-    if world.size != found.size:
+    if world.size != (found.size or world.size):
         raise TargetError(
             f"{found.launcher} started {found.size} processes, and {world.name}, which mpi4py uses, sees {world.size}: "
             f"start them by the launcher of that library (mpiexec -n {found.size} …), for cards too; {INSTALL}"
