@@ -149,7 +149,7 @@ class NumpyBound:
             loop = loop_of(call.op, self.program.target, call.payload)
             return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, self.copy))
         if isinstance(call.op, Collective):
-            return self.exchanges.bind(call.op, inputs, outputs)
+            return self.exchanges.bind(call, inputs, outputs)
         return partial(call.op.compute, inputs, outputs, scratch)
 
     @cached_property

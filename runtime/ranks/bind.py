@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from foreplan.lower.program import Program
+from foreplan.lower.program import Call, Program
 from foreplan.ops.collective import Begin, Collective, Finish, OfRank
 from foreplan.ops.point_to_point import BeginMessage, BeginReceive
 from foreplan.planner.plan import Plan
@@ -30,8 +30,10 @@ class Exchanges:
         self.world: World = current()
         self._waits: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
 
-    def bind(self, op: Collective, inputs: Arrays, outputs: Arrays) -> Run:
+    def bind(self, call: Call, inputs: Arrays, outputs: Arrays) -> Run:
         """A call of one collective on these arrays."""
+        op = call.op
+        assert isinstance(op, Collective), op
         group = self.world.group(op.ranks, op.stride)
         if isinstance(op, OfRank):
             return partial(op.on_rank, group.rank, inputs, outputs)
@@ -44,9 +46,12 @@ class Exchanges:
             move, content = (group.receive, outputs[0]) if arrives else (group.send, inputs[0])
             if not content.size:
                 return partial(self._begin, lambda: self.world.poll, _address(outputs[0]))
-            return partial(self._begin, partial(move, op.peer, op.time, _bytes(content)), _address(outputs[0]))
+            what = f"{'' if arrives else 'the receipt of '}the message of node {call.node!r}"
+            begin = partial(move, op.peer, op.time, _bytes(content), what)
+            return partial(self._begin, begin, _address(outputs[0]))
         assert isinstance(op, Begin), op
-        begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]))
+        what = f"the {op.kind} of node {call.node!r}"
+        begin = partial(group.begin, op.kind, op.peer, _bytes(inputs[0]), _bytes(outputs[0]), what)
         return partial(_exchange, begin) if op.wait else partial(self._begin, begin, _address(outputs[0]))
 
     def _begin(self, begin: Callable[[], Run], key: int) -> None:

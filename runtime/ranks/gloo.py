@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import comes_true, place_in_group
+from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
+from foreplan.runtime.ranks.world import alike, comes_true, place_in_group
+
+_LONG = 0.5  # seconds after which a rank that waits says so
+_MORE = 30.0  # seconds that the library waits beyond the deadline, so that it is foreplan that tells
 
 
-def connected() -> Gloo:
+def connected(deadline: float = DEADLINE) -> Gloo:
     """The world of all processes of a job, as torchrun's environment has it.
 
     Raises:
@@ -23,9 +34,93 @@ def connected() -> Gloo:
     """
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=deadline)))
+    longest = timedelta(seconds=deadline + _MORE)
+    own = dist.PrefixStore("foreplan", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=longest)
     atexit.register(dist.destroy_process_group)
-    return Gloo(list(range(dist.get_world_size())))
+    return Gloo(list(range(size)), dist.group.WORLD, dist.new_group(timeout=longest), _Waits(own, rank, size, deadline))
+
+
+class _Waits:
+    """How the ranks of a job wait for one another: until a deadline, at which each looks what all others wait for. A
+    rank that waits long has told it in the store where all have met, so whoever has not told is late.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, deadline: float) -> None:
+        self.store, self.rank, self.deadline = store, rank, deadline
+        self.who: list[Who] = [Who.here()] * size
+        self.what = ""  # of the wait in which this rank is; empty: none
+        self._number = 0  # of waits so far
+        self._told = False
+        threading.Thread(target=self._tell, name="foreplan: what ranks wait for", daemon=True).start()
+
+    def until(self, works: Sequence[Any], what: str, members: Sequence[int]) -> None:
+        """Return when all works are done.
+
+        Raises:
+            LateError: they are not done in time, or never will be.
+        """
+        started = time.monotonic()
+        self._number, self.what = self._number + 1, what
+        try:
+            for work in works:
+                work.wait(timedelta(seconds=max(0.001, self.deadline - (time.monotonic() - started))))
+        except RuntimeError as error:
+            seconds = time.monotonic() - started
+            heard = self._heard_last()
+            if seconds < 0.95 * self.deadline:
+                raise lost(what, self.rank, error, members, heard, self.who) from None
+            raise late(what, self.rank, seconds, members, heard, self.who) from None
+        self.what = ""
+        if self._told:
+            self._told = False
+            self.store.set(f"waits/{self.rank}", "")
+
+    @contextmanager
+    def losing(self, what: str, members: Sequence[int]) -> Iterator[None]:
+        """A block in which the library may find that another rank is gone.
+
+        Raises:
+            LateError: it does.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            self.what = what
+            raise lost(what, self.rank, error, members, self._heard_last(), self.who) from None
+
+    def _tell(self) -> None:
+        """Of a thread: whatever this rank waits for at two looks is told once."""
+        before = 0
+        while True:
+            time.sleep(_LONG)
+            number, what = self._number, self.what
+            if what and number == before and not self._told:
+                self._told = True
+                try:
+                    self.store.set(f"waits/{self.rank}", what)
+                except RuntimeError:  # the store has gone, and the job with it
+                    return
+            before = number
+
+    def _heard_last(self) -> dict[int, str]:
+        """What others have told that they wait for, when those have told it that came last. This rank's is told, too:
+        it will be gone for that reason alone.
+        """
+        found = dict[int, str]()
+        try:
+            self.store.set(f"waits/{self.rank}", self.what)
+        except RuntimeError:
+            return found
+        time.sleep(2 * _LONG)
+        for rank in range(len(self.who)):
+            try:
+                if self.store.check([f"waits/{rank}"]) and (what := self.store.get(f"waits/{rank}")):
+                    found[rank] = what.decode(errors="replace")
+            except RuntimeError:
+                break
+        return found
 
 
 class Gloo:
@@ -35,11 +130,13 @@ class Gloo:
     by threads of the library.
     """
 
-    def __init__(self, ranks: list[int], group: Any = None, whole: Gloo | None = None) -> None:
+    def __init__(self, ranks: list[int], group: Any, talk: Any, waits: _Waits, whole: Gloo | None = None) -> None:
         """
         Args:
             ranks: of the whole job, in the order of this world.
-            group: PyTorch's; None: of all.
+            group: PyTorch's, for what plans exchange.
+            talk: one of the same ranks, for what else is told.
+            waits: how they wait.
             whole: what a group is of.
         """
         import torch
@@ -47,48 +144,69 @@ class Gloo:
 
         self._torch, self._dist = torch, dist
         self._all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # until 2.12
-        self._ranks, self._group = ranks, group
+        self._ranks, self._group, self._talk, self._waits = ranks, group, talk, waits
         self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
         self.name = f"Gloo of PyTorch {torch.__version__}"
         self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self._open: set[int] = set() if whole is None else whole._open
-        self._ending = dist.new_group(ranks) if whole is None else None
         self._groups: dict[tuple[int, int], Gloo] = {}
+        if whole is None:
+            self._ending = self._new_group(ranks)
+            waits.who = self.gather(Who.here(), "who all ranks are")
 
-    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+    def _new_group(self, ranks: list[int]) -> Any:
+        return self._dist.new_group(ranks, timeout=timedelta(seconds=self._waits.deadline + _MORE))
+
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
         """One call that does not block; a shift is two."""
-        given, result = self._torch.from_numpy(source), self._torch.from_numpy(into)
+        what = what or f"{kind} of {source.size} bytes"
+        given, result = self._tensor(source), self._tensor(into)
         among: dict[str, Any] = {"group": self._group, "async_op": True}
-        if kind == "all_gather":
-            return self._waiting(self._all_gather(result, given, **among))
-        if kind == "all_to_all":
-            return self._waiting(self._dist.all_to_all_single(result, given, **among))
-        if kind == "broadcast":
-            if self.rank == peer:
+        members = self._ranks
+        with self._waits.losing(what, members):
+            if kind == "all_gather":
+                works = [self._all_gather(result, given, **among)]
+            elif kind == "all_to_all":
+                works = [self._dist.all_to_all_single(result, given, **among)]
+            elif kind == "broadcast":
+                if self.rank == peer:
+                    np.copyto(into, source)
+                works = [self._dist.broadcast(result, self._ranks[peer], **among)]
+            elif not peer % self.size:
                 np.copyto(into, source)
-            return self._waiting(self._dist.broadcast(result, self._ranks[peer], **among))
-        if not peer % self.size:
-            np.copyto(into, source)
-            return self.poll
-        before, behind = (self._ranks[(self.rank + by) % self.size] for by in (-peer, peer))
-        receives = self._dist.irecv(result, before, group=self._group)
-        return self._waiting(receives, self._dist.isend(given, behind, group=self._group))
+                return self.poll
+            else:
+                before, behind = members = [self._ranks[(self.rank + by) % self.size] for by in (-peer, peer)]
+                works = [self._dist.irecv(result, before, group=self._group)]
+                works.append(self._dist.isend(given, behind, group=self._group))
+        return self._waiting(what, members, *works)
 
-    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+    def send(self, rank: int, number: int, source: np.ndarray, what: str = "") -> Run:
         """Its number is the tag."""
-        return self._waiting(self._dist.isend(self._torch.from_numpy(source), self._ranks[rank], self._group, number))
+        what, to = what or f"message {number} to be received", self._ranks[rank]
+        with self._waits.losing(what, [to]):
+            work = self._dist.isend(self._tensor(source), to, self._group, number)
+        return self._waiting(what, [to], work)
 
-    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+    def receive(self, rank: int, number: int, into: np.ndarray, what: str = "") -> Run:
         """Its number is the tag."""
-        return self._waiting(self._dist.irecv(self._torch.from_numpy(into), self._ranks[rank], self._group, number))
+        what, of = what or f"message {number}", self._ranks[rank]
+        with self._waits.losing(what, [of]):
+            work = self._dist.irecv(self._tensor(into), of, self._group, number)
+        return self._waiting(what, [of], work)
 
-    def _waiting(self, *works: Any) -> Run:
+    def _tensor(self, array: np.ndarray) -> Any:
+        """An array as PyTorch has it; one that may not be written is only read."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return self._torch.from_numpy(array)
+
+    def _waiting(self, what: str, members: Sequence[int], *works: Any) -> Run:
         """What waits for calls, which are under way until then."""
         self._open.update(map(id, works))
 
         def wait() -> None:
-            for work in works:
-                work.wait()
+            self._waits.until(works, what, members)
             self._open.difference_update(map(id, works))
 
         return wait
@@ -99,20 +217,33 @@ class Gloo:
             return self
         if (ranks, stride) not in self._groups:
             places = [place_in_group(rank, ranks, stride) for rank in range(self.size)]
-            for first in sorted({first for first, _ in places}):  # every rank takes part in making each
-                members = [first + stride * number for number in range(ranks)]
-                made = self._dist.new_group(members)
-                if self.rank in members:
-                    self._groups[ranks, stride] = Gloo(members, made, self)
+            with self._waits.losing(f"groups of {ranks} ranks to be made", self._ranks):
+                for first in sorted({first for first, _ in places}):  # every rank takes part in making each
+                    numbers = [first + stride * number for number in range(ranks)]
+                    members = [self._ranks[number] for number in numbers]
+                    made, talk = self._new_group(members), self._new_group(members)
+                    if self.rank in numbers:
+                        self._groups[ranks, stride] = Gloo(members, made, talk, self._waits, self)
         return self._groups[ranks, stride]
 
     def poll(self) -> None:
         """The library has threads for it."""
 
-    def gather(self, content: Any) -> list[Any]:
-        """By pickling."""
-        found: list[Any] = [None] * self.size
-        self._dist.all_gather_object(found, content, group=self._group)
+    def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
+        """By pickling: the numbers of bytes, and then these, all as long as the longest."""
+        own = np.frombuffer(pickle.dumps((what, content)), np.uint8)
+        sizes = self._gathered(np.array([own.size]), what)
+        padded = np.zeros(sizes.max(), np.uint8)
+        padded[: own.size] = own
+        whole = self._gathered(padded, what).reshape(self.size, -1)
+        return alike([pickle.loads(row[:size].tobytes()) for row, size in zip(whole, sizes)])
+
+    def _gathered(self, own: np.ndarray, what: str) -> np.ndarray:
+        """The arrays of all ranks, one behind the other."""
+        found = np.empty(self.size * own.size, own.dtype)
+        with self._waits.losing(what, self._ranks):
+            work = self._all_gather(self._tensor(found), self._tensor(own), group=self._talk, async_op=True)
+        self._waiting(what, self._ranks, work)()
         return found
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:

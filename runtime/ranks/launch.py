@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from dataclasses import dataclass
 from types import TracebackType
 
-from foreplan.errors import TargetError
+from foreplan.arguments import number_in
+from foreplan.errors import TargetError, UsageError
+from foreplan.runtime.ranks.late import DEADLINE, WAY_OUT
 from foreplan.runtime.ranks.launchers import TORCHRUN, Launch, launch_of
 from foreplan.runtime.ranks.world import ALONE, World
+from foreplan.units import format_seconds
 
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 INSTALL = "pip install 'foreplan[mpi]' brings mpi4py, an MPI library and its launcher"
 
 
-@lru_cache(maxsize=1)
+@dataclass
+class _Job:
+    """What this process knows of the job that a launcher has started it for.
+
+    Attributes:
+        world: its ranks; None: it has not asked yet.
+        deadline: seconds that ranks wait for one another.
+    """
+
+    world: World | None = None
+    deadline: float = DEADLINE
+
+
+_job = _Job()
+_asking = threading.Lock()
+
+
 def launched() -> World:
     """The world of the launcher that started this process.
 
@@ -26,10 +46,18 @@ def launched() -> World:
         TargetError: several processes were started, and what moves bytes between them is missing, or knows of another
             number.
     """
+    with _asking:
+        if _job.world is None:
+            _job.world = _connected()
+        return _job.world
+
+
+def _connected() -> World:
     found = launch_of(os.environ)
     if found is None:
         return ALONE
-    world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
+    with _ending_after(_job.deadline, found):
+        world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
     if world.size == 1:  # of a launcher that tells no number
         return ALONE
     _end_with_errors()
@@ -45,7 +73,7 @@ def _of_mpi(found: Launch) -> World:
             f"{found.launcher} started {found.size or 'some'} processes, and mpi4py, which moves bytes between them, "
             f"cannot be loaded ({error}): {INSTALL}"
         ) from None
-    world = Mpi()
+    world = Mpi(deadline=_job.deadline)
     if world.size != (found.size or world.size):
         raise TargetError(
             f"{found.launcher} started {found.size} processes, and {world.name}, which mpi4py uses, sees {world.size}: "
@@ -59,7 +87,7 @@ def _of_torchrun(found: Launch) -> World:
     from foreplan.runtime.ranks.gloo import connected
 
     try:
-        return connected()
+        return connected(_job.deadline)
     except ImportError as error:
         raise TargetError(
             f"torchrun started {found.size} processes, and PyTorch, which moves bytes between them, cannot be loaded "
@@ -71,9 +99,30 @@ def _of_torchrun(found: Launch) -> World:
         ) from None
 
 
+@contextmanager
+def _ending_after(seconds: float, found: Launch) -> Iterator[None]:
+    """A block that connects ranks, within libraries that wait for ever. If it takes longer than the deadline, and what
+    they add to it, the process ends and says why.
+    """
+
+    def end() -> None:
+        of = f"rank {found.rank} of {found.size or 'several'} ranks that {found.launcher} started"
+        print(f"error: {of} has waited {format_seconds(seconds)} for others to start: {WAY_OUT}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(seconds + PATIENCE, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def begun() -> World | None:
     """The world of this process, if it has begun to speak with others."""
-    return launched() if launched.cache_info().currsize and launched() is not ALONE else None
+    return None if _job.world is ALONE else _job.world
 
 
 def end(code: int) -> None:
@@ -104,12 +153,25 @@ def _end_with_errors() -> None:
 _in_use: ContextVar[World | None] = ContextVar("world", default=None)
 
 
-def current() -> World:
+def current(deadline: float | None = None) -> World:
     """The world of this thread: that of `using`, or else of the launcher that started this process.
 
+    Args:
+        deadline: seconds that this rank waits for another one before it ends the job, with an error that names that one
+            and what it waits for; None: 600, or what was said before. The first call says it.
+
     Raises:
+        UsageError: the deadline is no number of seconds, or ranks have another one.
         TargetError: a launcher started several processes, and what moves bytes between them is missing or does not fit.
     """
+    if deadline is not None:
+        seconds = number_in("deadline", deadline, 0.001, 1e9)
+        if _job.world not in (None, ALONE) and seconds != _job.deadline:
+            raise UsageError(
+                f"ranks wait for one another {_job.deadline:g} s, and {seconds:g} s are asked for: give the deadline "
+                "in the first call of current"
+            )
+        _job.deadline = seconds
     return _in_use.get() or launched()
 
 

@@ -2,13 +2,80 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import comes_true, place_in_group
+from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
+from foreplan.runtime.ranks.world import alike, comes_true, place_in_group
+
+_NOTE = 1  # the tag of what ranks tell one another while they wait
+_LONG = 0.5  # seconds after which a rank that waits listens to what others ask
+_ASKS, _ANSWERS = b"?", b"!"
+
+
+class _Waits:
+    """How the ranks of a job wait for one another: until a deadline, at which each asks all others what they wait for.
+    Who waits answers, so whoever does not answer is late.
+    """
+
+    def __init__(self, comm: MPI.Comm, deadline: float) -> None:
+        """All ranks of `comm`, at the same time; on it alone they ask and answer."""
+        self.comm, self.deadline = comm, deadline
+        self.who: list[Who] = comm.allgather(Who.here())
+        self.heard: dict[int, str] = {}
+        self._told: list[MPI.Request] = []
+
+    def until(self, done: Callable[[], bool], what: str, members: Sequence[int]) -> None:
+        """Return when something is done; libraries do their work in these questions.
+
+        Raises:
+            LateError: it is not done in time, or never will be.
+        """
+        started, listened = time.monotonic(), _LONG
+        try:
+            while not done():
+                os.sched_yield()
+                seconds = time.monotonic() - started
+                if seconds < listened:
+                    continue
+                listened = seconds + _LONG / 10
+                self._listen(what)
+                if seconds > self.deadline:
+                    self._ask(what)
+                    if not comes_true(lambda: self._listen(what) or done(), min(1.0, self.deadline)):
+                        raise late(what, self.comm.rank, seconds, members, self.heard, self.who)
+                    return
+        except MPI.Exception as error:
+            raise lost(what, self.comm.rank, error, members, self.heard, self.who) from None
+
+    def _ask(self, what: str) -> None:
+        self.heard.clear()
+        for rank in range(self.comm.size):
+            if rank != self.comm.rank:
+                self._tell(rank, _ASKS, what)
+
+    def _tell(self, rank: int, kind: bytes, what: str) -> None:
+        text = np.frombuffer(kind + what.encode()[:500], np.uint8)
+        self._told.append(self.comm.Isend(text, rank, _NOTE))
+
+    def _listen(self, what: str) -> bool:
+        """Hear what others tell, and answer those that ask; never done."""
+        status = MPI.Status()
+        while self.comm.Iprobe(MPI.ANY_SOURCE, _NOTE, status):
+            text = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self.comm.Recv(text, status.source, _NOTE)
+            told = text.tobytes()
+            self.heard[status.source] = told[1:].decode(errors="replace")
+            if told[:1] == _ASKS:
+                self._tell(status.source, _ANSWERS, what)
+        return False
 
 
 class Mpi:
@@ -18,17 +85,19 @@ class Mpi:
     begun goes on in `poll` and in waits: few libraries have threads for it.
     """
 
-    def __init__(self, whole: Mpi | None = None, comm: MPI.Comm = MPI.COMM_WORLD) -> None:
+    def __init__(self, comm: MPI.Comm = MPI.COMM_WORLD, whole: Mpi | None = None, deadline: float = DEADLINE) -> None:
         """All ranks of `comm` at the same time; `whole` is what a group is of."""
-        self._comm, self._ending = comm.Dup(), comm.Dup()
+        self._comm, self._talk = comm.Dup(), comm.Dup()  # what plans exchange, and what else is told
         self.rank, self.size = self._comm.rank, self._comm.size
+        self._waits: _Waits = _Waits(comm.Dup(), deadline) if whole is None else whole._waits
+        self._members: list[int] = self._talk.allgather(self._waits.comm.rank)
         first = MPI.Get_library_version().splitlines()[0].partition(",")[0]
         self.name = " ".join(first.replace("Version:", "").split())
         self.neighbours = self._comm.Split_type(MPI.COMM_TYPE_SHARED).size
         self._open: list[MPI.Request] = [] if whole is None else whole._open
         self._groups: dict[tuple[int, int], Mpi] = {}
 
-    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
         """One call that does not block; a shift is two."""
         comm = self._comm
         if kind == "all_gather":
@@ -42,22 +111,25 @@ class Mpi:
         else:
             before, behind = (self.rank - peer) % self.size, (self.rank + peer) % self.size
             requests = [comm.Irecv(into, before), comm.Isend(source, behind)]
-        return self._waiting(*requests)
+        return self._waiting(what or f"{kind} of {source.size} bytes", self._members, *requests)
 
-    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+    def send(self, rank: int, number: int, source: np.ndarray, what: str = "") -> Run:
         """Its number is the tag."""
-        return self._waiting(self._comm.Isend(source, rank, number))
+        text, request = what or f"message {number} to be received", self._comm.Isend(source, rank, number)
+        return self._waiting(text, [self._members[rank]], request)
 
-    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+    def receive(self, rank: int, number: int, into: np.ndarray, what: str = "") -> Run:
         """Its number is the tag."""
-        return self._waiting(self._comm.Irecv(into, rank, number))
+        text, request = what or f"message {number}", self._comm.Irecv(into, rank, number)
+        return self._waiting(text, [self._members[rank]], request)
 
-    def _waiting(self, *requests: MPI.Request) -> Run:
+    def _waiting(self, what: str, members: Sequence[int], *requests: MPI.Request) -> Run:
         """What waits for requests, which are under way until then."""
         self._open += requests
+        under_way = list(requests)
 
         def wait() -> None:
-            MPI.Request.Waitall(list(requests))
+            self._waits.until(lambda: MPI.Request.Testall(under_way), what, members)
             self._open[:] = [each for each in self._open if each not in requests]
 
         return wait
@@ -67,8 +139,10 @@ class Mpi:
         if (ranks, stride) == (self.size, 1):
             return self
         if (ranks, stride) not in self._groups:
+            what = f"groups of {ranks} ranks to be made"
+            self._waits.until(self._talk.Ibarrier().Test, what, self._members)
             first, number = place_in_group(self.rank, ranks, stride)
-            self._groups[ranks, stride] = Mpi(self, self._comm.Split(first, number))
+            self._groups[ranks, stride] = Mpi(self._comm.Split(first, number), self)
         return self._groups[ranks, stride]
 
     def poll(self) -> None:
@@ -76,17 +150,22 @@ class Mpi:
         if self._open:
             MPI.Request.Testsome(self._open)
 
-    def gather(self, content: Any) -> list[Any]:
-        """By pickling."""
-        found: list[Any] = self._comm.allgather(content)
-        return found
+    def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
+        """By pickling: the numbers of bytes, and then these."""
+        own = np.frombuffer(pickle.dumps((what, content)), np.uint8)
+        sizes, size = np.empty(self.size, np.int64), np.array([own.size], np.int64)
+        self._waits.until(self._talk.Iallgather(size, sizes).Test, what, self._members)
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        self._waits.until(self._talk.Iallgatherv(own, (whole, sizes.tolist())).Test, what, self._members)
+        parts = np.split(whole, np.cumsum(sizes)[:-1])
+        return alike([pickle.loads(part.tobytes()) for part in parts])
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """On a communicator of its own. After it, all may finalize MPI, and each ends with its own code."""
         if self._open:
             return None
         notes = np.empty((self.size, len(note)), np.uint8)
-        request = self._ending.Iallgather(np.frombuffer(note, np.uint8), notes)
+        request = self._waits.comm.Iallgather(np.frombuffer(note, np.uint8), notes)
         return [each.tobytes() for each in notes] if comes_true(request.Test, seconds) else None
 
     def abort(self, code: int) -> None:

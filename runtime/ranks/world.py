@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from foreplan.errors import SessionError
 from foreplan.runtime.kernel import Run
 
 
@@ -26,7 +27,7 @@ class World(Protocol):
     name: str
     neighbours: int
 
-    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
         """Begin an exchange; the returned call waits until it is done.
 
         Args:
@@ -34,26 +35,35 @@ class World(Protocol):
             peer: see `foreplan.ops.collective.Begin`.
             source: bytes that this rank sends; they stay as they are until the end.
             into: bytes that arrive.
+            what: it is, for an error. The call raises `LateError` where a rank does not come until the deadline; so do
+                all that wait.
         """
 
     def group(self, ranks: int, stride: int) -> World:
         """This rank's group: so many, each `stride` behind the one before it. When asked again, the same object."""
 
-    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+    def send(self, rank: int, number: int, source: np.ndarray, what: str = "") -> Run:
         """Begin to send bytes to a rank, which stay as they are until the end; the returned call waits until then.
 
         Args:
             number: of the message, which that rank receives by the same number.
         """
 
-    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+    def receive(self, rank: int, number: int, into: np.ndarray, what: str = "") -> Run:
         """Begin to receive bytes from a rank; the returned call waits until they are there."""
 
     def poll(self) -> None:
         """Let what has begun go on, in all groups."""
 
-    def gather(self, content: Any) -> list[Any]:
-        """What each rank gives here, in the order of ranks, on every rank; small, and pickled."""
+    def gather(self, content: Any, what: str = ...) -> list[Any]:
+        """What each rank gives here, in the order of ranks, on every rank; small, and pickled.
+
+        Args:
+            what: the call is for, the same on all ranks.
+
+        Raises:
+            SessionError: another rank makes another call.
+        """
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """The notes (16 bytes each) of all ranks that end, if all come to this call within so many seconds, and nothing
@@ -68,6 +78,21 @@ def place_in_group(rank: int, ranks: int, stride: int) -> tuple[int, int]:
     """The first rank of the group that a rank is in, and its number there."""
     number = rank // stride % ranks
     return rank - number * stride, number
+
+
+def alike(told: Sequence[tuple[str, Any]]) -> list[Any]:
+    """What ranks have told in one call, without what each says that the call is for.
+
+    Raises:
+        SessionError: these are several calls.
+    """
+    others = [rank for rank, (what, _) in enumerate(told) if what != told[0][0]]
+    if others:
+        raise SessionError(
+            f"rank 0 has come to {told[0][0]}, and rank {others[0]} to {told[others[0]][0]}: all ranks must make the "
+            "same calls in the same order"
+        )
+    return [content for _, content in told]
 
 
 def comes_true(done: Callable[[], bool], seconds: float) -> bool:
@@ -85,7 +110,7 @@ class Alone:
 
     rank, size, name, neighbours = 0, 1, "one process", 1
 
-    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
         """A copy."""
         np.copyto(into, source)
         return self.poll
@@ -94,18 +119,18 @@ class Alone:
         """Itself."""
         return self
 
-    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+    def send(self, rank: int, number: int, source: np.ndarray, what: str = "") -> Run:
         """There is no other."""
         raise AssertionError(f"one rank sends to rank {rank}")
 
-    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+    def receive(self, rank: int, number: int, into: np.ndarray, what: str = "") -> Run:
         """There is no other."""
         raise AssertionError(f"one rank receives from rank {rank}")
 
     def poll(self) -> None:
         """Nothing goes on."""
 
-    def gather(self, content: Any) -> list[Any]:
+    def gather(self, content: Any, what: str = "") -> list[Any]:
         """What this one gives."""
         return [content]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
-from foreplan.runtime.ranks.world import place_in_group
+from foreplan.runtime.ranks.late import Who, late
+from foreplan.runtime.ranks.world import alike, place_in_group
 
 Result = TypeVar("Result")
 Message = tuple[int, int, int]  # from, to, number
@@ -21,8 +22,8 @@ Key = tuple[int, int, int, int]  # and how many of that name there were before
 class Meeting:
     """Where ranks meet: the n-th call of each meets the n-th of all others."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, deadline: float = 60.0, members: Sequence[int] = ()) -> None:
+        self.size, self.deadline, self.members = size, deadline, members or range(size)
         self.barrier = threading.Barrier(size, timeout=60)
         self.given: dict[int, dict[int, Any]] = {}
         self.lock = threading.Condition()
@@ -35,7 +36,8 @@ class Meeting:
     def group(self, first: int, ranks: int, stride: int) -> Meeting:
         """Where the ranks of a group meet."""
         with self.lock:
-            return self.groups.setdefault((first, ranks, stride), Meeting(ranks))
+            members = [self.members[first + stride * number] for number in range(ranks)]
+            return self.groups.setdefault((first, ranks, stride), Meeting(ranks, self.deadline, members))
 
     def give(self, call: int, rank: int, content: Any) -> None:
         """Give something for the call of that number."""
@@ -43,31 +45,35 @@ class Meeting:
             self.given.setdefault(call, {})[rank] = content
             self.lock.notify_all()
 
-    def take(self, call: int) -> list[Any]:
+    def take(self, call: int, rank: int, what: str) -> list[Any]:
         """What all have given for it, when they have."""
         with self.lock:
-            done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=60)
-            assert done, f"call {call}: only ranks {sorted(self.given.get(call, {}))} have come"
+            done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=self.deadline)
+            if not done:
+                waiting = {self.members[each]: what for each in self.given.get(call, {})}
+                who = [Who.here()] * (max(self.members) + 1)
+                raise late(what, self.members[rank], self.deadline, self.members, waiting, who)
             return [self.given[call][rank] for rank in range(self.size)]
 
-    def begin(self, message: Message, side: str, array: np.ndarray) -> Run:
+    def begin(self, message: Message, side: str, array: np.ndarray, what: str) -> Run:
         """One side of a message begins. The n-th of that name on one side is the n-th on the other."""
         with self.lock:
             key = (*message, self.counts[message, side])
             self.counts[message, side] += 1
             self.sides.setdefault(key, {})[side] = array
             self.lock.notify_all()
-        return lambda: self.move(key, side)
+        return lambda: self.move(key, side, what)
 
-    def move(self, key: Key, side: str) -> None:
+    def move(self, key: Key, side: str, what: str) -> None:
         """One side waits until both have begun. What is sent is read then, or when it is to arrive, if that is before;
         it arrives when its receiver waits.
         """
         with self.lock:
             begun = self.sides[key]
-            assert self.lock.wait_for(lambda: len(begun) == 2, timeout=60), (
-                f"message {key}: only {list(begun)} has begun"
-            )
+            if not self.lock.wait_for(lambda: len(begun) == 2, timeout=self.deadline):
+                rank, other = key[:2] if side == "from" else key[1::-1]
+                who = [Who.here()] * self.size
+                raise late(what, self.members[rank], self.deadline, [self.members[other]], {}, who)
             if side == "into":
                 assert begun["from"].shape == begun["into"].shape, key
                 begun["into"][...] = begun["from"]
@@ -97,7 +103,7 @@ class Thread:
             self.groups[ranks, stride] = Thread(self.meeting.group(first, ranks, stride), number, self)
         return self.groups[ranks, stride]
 
-    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray) -> Run:
+    def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
         """Nothing moves before the wait, but in the middle of it garbage lies there."""
         call, self.calls = self.calls, self.calls + 1
         self.log.append((self.size, kind, peer, source.size, into.size))
@@ -107,12 +113,12 @@ class Thread:
 
         def wait() -> None:
             assert np.array_equal(source, given), f"{kind}: what is sent has changed before it is waited for"
-            self._finish(call, kind, peer, into)
+            self._finish(call, kind, peer, into, what or kind)
 
         return wait
 
-    def _finish(self, call: int, kind: str, peer: int, into: np.ndarray) -> None:
-        given = self.meeting.take(call)
+    def _finish(self, call: int, kind: str, peer: int, into: np.ndarray, what: str) -> None:
+        given = self.meeting.take(call, self.rank, what)
         assert {(k, p) for k, p, _ in given} == {(kind, peer)}, given
         sources = [source for _, _, source in given]
         if kind == "all_gather":
@@ -125,10 +131,10 @@ class Thread:
             into[...] = sources[(self.rank - peer) % self.size]
         self.meeting.barrier.wait()  # nobody changes what it sends before all have it
 
-    def send(self, rank: int, number: int, source: np.ndarray) -> Run:
+    def send(self, rank: int, number: int, source: np.ndarray, what: str = "") -> Run:
         """One side of a message."""
         self.log.append(("send", rank, source.size, 0))
-        wait, given = self.meeting.begin((self.rank, rank, number), "from", source), source.copy()
+        wait, given = self.meeting.begin((self.rank, rank, number), "from", source, what), source.copy()
 
         def unchanged() -> None:
             assert np.array_equal(source, given), f"message {number}: what is sent has changed before it is waited for"
@@ -136,20 +142,22 @@ class Thread:
 
         return unchanged
 
-    def receive(self, rank: int, number: int, into: np.ndarray) -> Run:
+    def receive(self, rank: int, number: int, into: np.ndarray, what: str = "") -> Run:
         """The other side: garbage lies there before the wait."""
         self.log.append(("receive", rank, 0, into.size))
         into.fill(0xA5)
-        return self.meeting.begin((rank, self.rank, number), "into", into)
+        return self.meeting.begin((rank, self.rank, number), "into", into, what)
 
     def poll(self) -> None:
         """Nothing."""
 
-    def gather(self, content: Any) -> list[Any]:
+    def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
         """All of it."""
         call, self.calls = self.calls, self.calls + 1
-        self.meeting.give(call, self.rank, content)
-        return self.meeting.take(call)
+        self.meeting.give(call, self.rank, ("gather", what, content))
+        given = self.meeting.take(call, self.rank, what)
+        assert {kind for kind, *_ in given} == {"gather"}, given
+        return alike([(what, content) for _, what, content in given])
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """As gather."""
@@ -160,9 +168,9 @@ class Thread:
         raise AssertionError(f"rank {self.rank} ends the job with {code}")
 
 
-def run(size: int, job: Callable[[Thread], Result]) -> list[Result]:
+def run(size: int, job: Callable[[Thread], Result], deadline: float = 60.0) -> list[Result]:
     """What a function gives on each rank of a new world, in the order of ranks; the first error of any is raised."""
-    meeting = Meeting(size)
+    meeting = Meeting(size, deadline)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
