@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,25 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
     bound = _bind(fn, specs, named_specs)
     with tracer.active() as b:
         args = _inputs(tracer, b, bound)
-        return b.finish(named_outputs(tracer, fn(*args.args, **args.kwargs)), tracer.updates)
+        before = _global_generators()
+        outputs = named_outputs(tracer, fn(*args.args, **args.kwargs))
+        if _global_generators() != before:
+            b.note(
+                "the function draws random numbers from NumPy or Python: they are drawn once, while it is traced, and "
+                "are the same in every step; draw new ones with nn.dropout, or give them to each step as an input"
+            )
+        return b.finish(outputs, tracer.updates)
+
+
+def _global_generators() -> list[object]:
+    """The states of the generators that `np.random` and `random` draw from, where these are loaded."""
+    states: list[object] = []
+    if (python := sys.modules.get("random")) is not None:
+        states.append(python.getstate())
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        kind, keys, *others = numpy.get_state()
+        states.append((kind, keys.tobytes(), *others))
+    return states
 
 
 def function_name(fn: Callable[..., Any], nameless: str = "graph") -> str:

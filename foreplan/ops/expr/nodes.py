@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
+from typing import Any
 
+import numpy as np
+
+from foreplan.arguments import shown
+from foreplan.errors import UsageError
 from foreplan.graph.types import DType, as_dtype
 
 Scalar = float | int | bool
@@ -35,7 +40,23 @@ class Expr:
 
     An expression is a directed acyclic graph: a part may be read in many places. All that is done with expressions
     takes time, memory and text in proportion to their distinct parts.
+
+    `x == 0.0` is the expression `eq(x, 0.0)`. Of two expressions, `==` says whether they are the same, as sets and
+    dicts ask: write `call("eq", x, y)` for the numbers that they stand for.
     """
+
+    __array_ufunc__ = None  # a number of NumPy leaves the operator to the expression
+
+    def __eq__(self, other: Any) -> Any:
+        if isinstance(other, float | int | np.generic):
+            return call("eq", self, as_expr(other))
+        return self is other or (isinstance(other, Expr) and self._digest == other._digest)
+
+    def __ne__(self, other: Any) -> Any:
+        return call("ne", self, as_expr(other)) if isinstance(other, float | int | np.generic) else not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
 
     @cached_property
     def _digest(self) -> bytes:
@@ -91,7 +112,7 @@ class Expr:
         raise TypeError("an expression has no truth value; use where(condition, a, b)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arg(Expr):
     """The element of input `index`."""
 
@@ -112,12 +133,6 @@ class Const(Expr):
     value: Scalar
 
     # In Python 1 == 1.0 == True and 0.0 == -0.0; here they are four different literals.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Const) and repr(self.value) == repr(other.value)
-
-    def __hash__(self) -> int:
-        return hash(repr(self.value))
-
     @cached_property
     def _digest(self) -> bytes:
         return _digest_of(f"number {self.value!r}")
@@ -139,12 +154,6 @@ class Call(Expr):
     @cached_property
     def _digest(self) -> bytes:
         return _digest_of(self.function, *(arg._digest for arg in self.args))
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Call) and self._digest == other._digest)
 
     def __str__(self) -> str:
         return _text(self)
@@ -182,9 +191,23 @@ def _text(whole: Call) -> str:
     return written(whole)
 
 
-def as_expr(value: Expr | Scalar) -> Expr:
-    """A literal as an expression; an expression as itself."""
-    return value if isinstance(value, Expr) else Const(value)
+def as_expr(value: Expr | Scalar | np.generic) -> Expr:
+    """A number as an expression; an expression as itself.
+
+    Raises:
+        UsageError: it is True or False, which a comparison of expressions gives, or no number.
+    """
+    if isinstance(value, Expr):
+        return value
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool):
+        raise UsageError(
+            f"{number} stands in an expression: `==`, `!=` and `in` between expressions say whether they are the same "
+            f'expression. Write call("eq", x, y) to compare their numbers, and Const({number}) for the literal'
+        )
+    if not isinstance(number, int | float):
+        raise UsageError(f"an expression is made of expressions and numbers, and was given {shown(value)}")
+    return Const(number)
 
 
 def is_literal(value: Expr, literal: float) -> bool:
