@@ -11,13 +11,16 @@ from hypothesis.internal.conjecture import providers
 from foreplan import kept_plans
 from foreplan.lower import targets
 from foreplan.planner.effort import USUAL
+from tests import processor_time
 from tests.profile import PROFILE, SHORT, Profile, searching_by
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis takes constants from whatever modules a process has loaded, so that a test's draws depend on which
-    tests ran before it; here they depend on its seed alone.
+    """Watch the processor time of each test. And Hypothesis takes constants from whatever modules a process has loaded,
+    so that a test's draws depend on which tests ran before it; here they depend on its seed alone.
     """
+    config.pluginmanager.register(processor_time.plugin())
+    processor_time.leave_compilation_out()
     if hasattr(providers, "_get_local_constants"):
         providers._get_local_constants = lambda: providers._local_constants
 
