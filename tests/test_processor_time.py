@@ -92,7 +92,7 @@ def test_a_busy_machine_changes_no_verdict(pytester: pytest.Pytester, monkeypatc
 
 
 def test_machine_code_is_made_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> bytes:
+    def make(module: machine.Module | None, store: bool) -> bytes:
         begun = time.thread_time()
         while time.thread_time() - begun < 0.05:
             pass
@@ -101,10 +101,10 @@ def test_machine_code_is_made_uncounted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine, "_made", make)
     processor_time.leave_compilation_out()
     before = processor_time._set_aside()
-    assert machine._made() == b""
+    assert machine._made(None, False) == b""
     own = processor_time._set_aside()
     if (child := os.fork()) == 0:
-        machine._made()
+        machine._made(None, False)
         os._exit(0)
     os.waitpid(child, 0)
     assert own - before >= 0.05
