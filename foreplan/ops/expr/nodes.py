@@ -172,23 +172,30 @@ def _text(whole: Call) -> str:
         count = 1 + sum(calls.get(arg, 0) for arg in part.args)
         calls[part] = 0 if count > WRITTEN_AGAIN and read[part] > 1 else count
     names: dict[Expr, str] = {}
-
-    def written(part: Expr) -> str:
-        if not isinstance(part, Call):
-            return str(part)
-        if part in names:
-            return names[part]
-        args = [written(arg) for arg in part.args]
-        if part.function in INFIX and len(args) == 2:
-            text = f"({args[0]} {INFIX[part.function]} {args[1]})"
+    text: list[str] = []
+    left: list[Call | str | tuple[Call, int]] = [whole]  # from its end: to be written; or begun, at a place of the text
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            text.append(part)
+        elif isinstance(part, tuple):
+            names[part[0]] = f"t{len(names)}"
+            text[part[1]] = f"({names[part[0]]} := "
+        elif part in names:
+            text.append(names[part])
         else:
-            text = f"{_TEXT_NAMES.get(part.function, part.function)}({', '.join(args)})"
-        if calls[part]:
-            return text
-        names[part] = f"t{len(names)}"
-        return f"({names[part]} := {text})"
-
-    return written(whole)
+            args = [arg if isinstance(arg, Call) else str(arg) for arg in part.args]
+            infix = part.function in INFIX and len(args) == 2
+            between = f" {INFIX[part.function]} " if infix else ", "
+            if not calls[part]:
+                left += [")", (part, len(text))]
+                text.append("")
+            text.append("(" if infix else f"{_TEXT_NAMES.get(part.function, part.function)}(")
+            left.append(")")
+            for arg in args[:0:-1]:
+                left += [arg, between]
+            left += args[:1]
+    return "".join(text)
 
 
 def as_expr(value: Expr | Scalar | np.generic) -> Expr:
@@ -250,35 +257,27 @@ def clip(x: Expr, low: Expr | Scalar, high: Expr | Scalar) -> Expr:
 
 def substitute(expr: Expr, args: Sequence[Expr]) -> Expr:
     """The expression with a0, a1, … replaced by `args`."""
-    memo: dict[Expr, Expr] = {}
-
-    def go(part: Expr) -> Expr:
+    found: dict[Expr, Expr] = {}
+    for part in subexpressions(expr):
         if isinstance(part, Arg):
-            return args[part.index]
-        if not isinstance(part, Call):
-            return part
-        if part not in memo:
-            memo[part] = call(part.function, *(go(arg) for arg in part.args))
-        return memo[part]
-
-    return go(expr)
+            found[part] = args[part.index]
+        else:
+            found[part] = call(part.function, *(found[arg] for arg in part.args)) if isinstance(part, Call) else part
+    return found[expr]
 
 
 @lru_cache(maxsize=4096)
 def subexpressions(*exprs: Expr) -> tuple[Expr, ...]:
     """Every distinct part of the expressions; arguments come before the calls that use them."""
     found: dict[Expr, None] = {}
-
-    def go(part: Expr) -> None:
-        if part in found:
-            return
-        if isinstance(part, Call):
-            for arg in part.args:
-                go(arg)
-        found[part] = None
-
-    for expr in exprs:
-        go(expr)
+    left = list(reversed(exprs))
+    while left:
+        part = left[-1]
+        below = [arg for arg in reversed(part.args) if arg not in found] if isinstance(part, Call) else []
+        if part in found or not below:
+            found[left.pop()] = None
+        else:
+            left += below
     return tuple(found)
 
 

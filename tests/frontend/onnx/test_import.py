@@ -296,6 +296,15 @@ def test_ops_as_their_opset_has_them(opset: int, tested: onnx.NodeProto, constan
     same_as_onnxruntime(proto, x=random(2, 3, 4))
 
 
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("count", [1, 16, 17, 40, 1200])
+def test_ops_of_any_number_of_inputs(op: str, count: int) -> None:
+    constants = {"c": random(4, seed=1), "d": random(3, 1, seed=2)}
+    inputs = ["c", *("xd"[i % 2] for i in range(count - 1))]
+    proto = model([node(op, " ".join(inputs), "z"), node("Add", "x z", "y")], {"x": (3, 4)}, ["y"], constants)
+    same_as_onnxruntime(proto, x=random(3, 4))
+
+
 WINDOWS = [
     (11, "Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
     (11, "Conv", {"auto_pad": "SAME_UPPER", "strides": [3, 2]}),

@@ -129,6 +129,9 @@ def _bit_shift(n: OnnxNode) -> Operand:
     return n.map(lambda x, y: call("shiftleft" if direction == "LEFT" else "shiftright", x, y), 0, 1)
 
 
+_MOST = 16  # operands of one expression
+
+
 @translates("Sum", "Mean", "Max", "Min")
 def _variadic(n: OnnxNode) -> Operand:
     count = len(n.inputs)
@@ -139,10 +142,14 @@ def _variadic(n: OnnxNode) -> Operand:
     function = {"Sum": "add", "Mean": "add", "Max": "max", "Min": "min"}[n.op_type]
 
     def combine(*parts: Expr) -> Expr:
-        result = reduce(lambda x, y: call(function, x, y), parts)
-        return result * (1.0 / count) if n.op_type == "Mean" else result
+        return reduce(lambda x, y: call(function, x, y), parts)
 
-    return n.map(combine, cast_to=n.type(0).dtype)
+    def last(*parts: Expr) -> Expr:
+        return combine(*parts) * (1.0 / count) if n.op_type == "Mean" else combine(*parts)
+
+    while len(n.inputs) > _MOST:
+        n.inputs = (n.map(combine, *range(_MOST), cast_to=n.type(0).dtype), *n.inputs[_MOST:])
+    return n.map(last, cast_to=n.type(0).dtype)
 
 
 @translates("PRelu")
