@@ -175,22 +175,22 @@ def _text(whole: Call) -> str:
     text: list[str] = []
     left: list[Call | str | tuple[Call, int]] = [whole]  # from its end: to be written; or begun, at a place of the text
     while left:
-        part = left.pop()
-        if isinstance(part, str):
-            text.append(part)
-        elif isinstance(part, tuple):
-            names[part[0]] = f"t{len(names)}"
-            text[part[1]] = f"({names[part[0]]} := "
-        elif part in names:
-            text.append(names[part])
+        each = left.pop()
+        if isinstance(each, str):
+            text.append(each)
+        elif isinstance(each, tuple):
+            names[each[0]] = f"t{len(names)}"
+            text[each[1]] = f"({names[each[0]]} := "
+        elif each in names:
+            text.append(names[each])
         else:
-            args = [arg if isinstance(arg, Call) else str(arg) for arg in part.args]
-            infix = part.function in INFIX and len(args) == 2
-            between = f" {INFIX[part.function]} " if infix else ", "
-            if not calls[part]:
-                left += [")", (part, len(text))]
+            args = [arg if isinstance(arg, Call) else str(arg) for arg in each.args]
+            infix = each.function in INFIX and len(args) == 2
+            between = f" {INFIX[each.function]} " if infix else ", "
+            if not calls[each]:
+                left += [")", (each, len(text))]
                 text.append("")
-            text.append("(" if infix else f"{_TEXT_NAMES.get(part.function, part.function)}(")
+            text.append("(" if infix else f"{_TEXT_NAMES.get(each.function, each.function)}(")
             left.append(")")
             for arg in args[:0:-1]:
                 left += [arg, between]

@@ -297,7 +297,7 @@ def test_ops_as_their_opset_has_them(opset: int, tested: onnx.NodeProto, constan
 
 
 @pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
-@pytest.mark.parametrize("count", [1, 16, 17, 40, 1200])
+@pytest.mark.parametrize("count", [1, 16, 17, 400])
 def test_ops_of_any_number_of_inputs(op: str, count: int) -> None:
     constants = {"c": random(4, seed=1), "d": random(3, 1, seed=2)}
     inputs = ["c", *("xd"[i % 2] for i in range(count - 1))]
