@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import InputError
+from foreplan.graph import DType
 from foreplan.lower.program import Program, Slot
 
 _FEW = 64  # so few numbers are checked faster by Python than by NumPy
@@ -79,6 +80,8 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
         hint = f": write .reshape({', '.join(map(str, want))})" if of and array.size == math.prod(want) else ""
         raise InputError(f"{slot.name!r} must have the shape {list(want)}{of or ','} and has {list(has)}{hint}")
     check_elements(slot, array)
+    if slot.is_rate and (array.dtype.kind == "b" or not 0.0 <= array < math.inf):
+        raise InputError(f"{slot.name!r} must be a number of 0 or more, and is {array}")
     return array
 
 
@@ -135,8 +138,31 @@ def check_elements(slot: Slot, array: np.ndarray) -> None:
         if target.kind in "iu" and array.size:
             info = np.iinfo(target)
             _check_range(slot.name, array, (int(info.min), int(info.max)), f"{want.dtype} holds")
+        if want.dtype.is_float and array.size:
+            _check_magnitude(slot.name, array, want.dtype)
     if slot.valid is not None and array.size:
         _check_range(slot.name, array, slot.valid, "the model takes")
+
+
+def _check_magnitude(name: str, array: np.ndarray, dtype: DType) -> None:
+    """Refuse finite numbers that would become infinite in a narrower type."""
+    largest = dtype.largest
+    if array.size <= _FEW:
+        numbers = array.reshape(-1).tolist()
+        held = all(-largest <= number <= largest for number in numbers)
+    else:
+        held = bool(-largest <= array.min() and array.max() <= largest)
+    if held:
+        return
+    with np.errstate(all="ignore"):  # of what is left, some may be infinite, no number, or round to the largest
+        lost = np.isfinite(array) & np.isinf(array.astype(dtype.numpy))
+    if lost.any():
+        index = np.unravel_index(int(np.argmax(lost)), array.shape)
+        at = f" at {[int(i) for i in index]}" if index else ""
+        raise InputError(
+            f"{name!r} holds {array[index]}{at}, and the largest number of {dtype} is {largest:.6g}: scale it, or "
+            "give np.inf where infinity is meant"
+        )
 
 
 def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str) -> None:

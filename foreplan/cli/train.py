@@ -147,12 +147,13 @@ def train(
         raise UsageError(f"{resume!r} has {first} steps behind it, and {last} are asked for: raise --epochs or --steps")
     fixed: Arrays = {}
     if given("rate") and settings.schedule is None:  # a plan has its own default
-        import numpy as np
+        from foreplan.runtime.inputs import check_array
 
         last_half = compiled.program if compiled.update is None else compiled.update.program
-        if not any(slot.name == "learning_rate" for slot in last_half.inputs):
+        rate = next((slot for slot in last_half.inputs if slot.is_rate), None)
+        if rate is None:
             raise UsageError(f"{model!r} computes its learning rate by a schedule: leave --lr out")
-        fixed["learning_rate"] = np.asarray(settings.rate, np.float32)
+        fixed[rate.name] = check_array(rate, settings.rate)
     measured = None
     if validation is not None:
         with working("compiling the validation"):

@@ -57,6 +57,15 @@ class DType:
         """Whether sums of such elements are taken in a wider type."""
         return self.wide != self
 
+    @cached_property
+    def largest(self) -> float:
+        """The largest finite number of a float type."""
+        if self.name != "bfloat16":
+            return float(np.finfo(self.numpy).max)
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(self.numpy).max)
+
     def holds(self, number: float) -> bool:
         """Whether a number is one of this type's; floats take any, rounded."""
         if self.is_float:

@@ -128,6 +128,12 @@ class Slot:
     spread: int | None = None
     shard: Shard | None = None
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is the learning rate of a step: the one number that has a default."""
+        type = self.operand.type
+        return self.kind is Kind.INPUT and self.init is not None and type.dtype.is_float and not type.shape
+
 
 @dataclass(frozen=True, repr=False)
 class Program(Problem):

@@ -1,7 +1,7 @@
 """Reading and adding at places that other tensors name: gather and scatter-add of whole slices.
 
-Indices may be negative and then count from the end. Indices from users are checked before a step begins
-(`valid_range`). Inside a step, an index counts modulo the axis, so no kernel reads or writes elsewhere.
+Indices may be negative and then count from the end, unless the op says otherwise. Indices from users are checked before
+a step begins (`valid_range`). Inside a step, an index counts modulo the axis, so no kernel reads or writes elsewhere.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ def check_indices(type: TensorType) -> None:
         raise ShapeError(f"indices must be integers, and are {type}")
 
 
-def check_known(indices: Value, extent: int, part: Any = ...) -> None:
+def check_known(indices: Value, extent: int, part: Any = ..., from_end: bool = True) -> None:
     """Check indices that are constants of the graph against the extent of their axis; others are known only in a step.
 
     Args:
         part: which of the indices, as an array is indexed; all of them by default.
+        from_end: whether negative ones count from the end.
 
     Raises:
         ShapeError: one is outside.
     """
     if indices.kind is Kind.CONSTANT and isinstance(indices.init, Array):
         known = indices.init.array.reshape(indices.shape)[part]
-        outside = known[(known < -extent) | (known >= extent)]
+        outside = known[(known < (-extent if from_end else 0)) | (known >= extent)]
         if outside.size:
             raise ShapeError(f"the index {outside.flat[0]} is outside an axis of {extent} elements")
 
@@ -117,9 +118,14 @@ class AddAt(Op):
 @register
 @dataclass(frozen=True)
 class Gather(ReadAt):
-    """y[a…, i…, b…] = data[a…, indices[i…], b…]: whole slices of one axis, whose place the axes of `indices` take."""
+    """y[a…, i…, b…] = data[a…, indices[i…], b…]: whole slices of one axis, whose place the axes of `indices` take.
+
+    Attributes:
+        from_end: whether a negative index counts from the end; else it is refused, as of a table of words.
+    """
 
     name: ClassVar[str] = "gather"
+    from_end: bool = True
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The axis replaced by the indices' shape."""
@@ -130,6 +136,11 @@ class Gather(ReadAt):
         if indices.size and not data.shape[self.axis]:
             raise ShapeError(f"axis {self.axis} of {data} has no elements to gather")
         return (data.with_shape((*data.shape[: self.axis], *indices.shape, *data.shape[self.axis + 1 :])),)
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """To the last element, from the first, counted from either end or not."""
+        found = super().valid_range(index, inputs)
+        return found if found is None or self.from_end else (0, found[1])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Rows of the cotangent added where they were read."""
@@ -286,11 +297,15 @@ def _combine_flat(
             combine.at(table[o].reshape(-1), here.reshape(-1), news.reshape(-1))
 
 
-def gather(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:
-    """Slices of one axis of `data` (a negative axis counts from the end), in the order and shape of `indices`."""
+def gather(b: Builder, data: Value, indices: Value, axis: int = 0, from_end: bool = True) -> Value:
+    """Slices of one axis of `data` (a negative axis counts from the end), in the order and shape of `indices`.
+
+    Args:
+        from_end: whether negative indices count from the end, too; else they are refused.
+    """
     (found,) = normalize_axes(axis, len(data.shape))
-    check_known(indices, data.shape[found])
-    return b.apply(Gather(found), data, indices)
+    check_known(indices, data.shape[found], from_end=from_end)
+    return b.apply(Gather(found, from_end), data, indices)
 
 
 def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> Value:

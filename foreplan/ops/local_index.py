@@ -23,12 +23,14 @@ class LocalIndex(OfRank):
     Attributes:
         extent: rows of a part.
         ignored: an index that no rank has; None: there is none, and negative indices count from the table's end.
+        from_end: whether these are taken from users.
     """
 
     name: ClassVar[str] = "local_index"
     any_strides: ClassVar[bool] = True
     extent: int
     ignored: int | None = None
+    from_end: bool = True
 
     @property
     def moves(self) -> bool:
@@ -45,7 +47,9 @@ class LocalIndex(OfRank):
     def valid_range(self, index: int, inputs: Types) -> tuple[int, ...]:
         """The rows of the whole table."""
         rows = self.ranks * self.extent
-        return (-rows, rows - 1) if self.ignored is None else (0, rows - 1, self.ignored)
+        if self.ignored is not None:
+            return 0, rows - 1, self.ignored
+        return (-rows if self.from_end else 0), rows - 1
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Integers have none."""

@@ -57,6 +57,16 @@ def test_data_that_are_no_numbers_are_named(labels):
     assert "sample 13 of 'x' holds nan" in foreplan("train", MODEL, "--data", labels(x=x), code=1).stderr
 
 
+@pytest.mark.parametrize("rate", ["nan", "inf", "-1", "1e39"])
+def test_a_learning_rate_that_is_none_is_refused_before_training_begins(tmp_path, labels, rate):
+    plan = tmp_path / "plan.json"
+    foreplan("plan", MODEL, "-o", plan)
+    for model in (MODEL, plan):
+        for more in ((), ("--schedule", "cosine:steps=2")) if model == MODEL else ((),):
+            done = foreplan("train", model, "--data", labels(), "--lr", rate, "--steps", 1, *more, code=2)
+            assert "learning" in done.stderr and "is " in done.stderr and "loss" not in done.stdout
+
+
 def test_files_of_arrays_that_are_none(tmp_path, labels):
     with zipfile.ZipFile(labels("members.npz"), "a") as archive:
         archive.writestr("notes", "hello")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.passes import differentiate, updating
 from foreplan.passes.optimizer import SGD, Adam, AdamW, Group, Momentum, Nesterov, Optimizer
+from foreplan.passes.optimizer.rule import Common
 from tests.ops.check import evaluate
 from tests.passes.steps import training_step
 
@@ -187,11 +190,31 @@ def test_the_learning_rate_is_an_input_with_a_default() -> None:
         lambda: Momentum(0.1, 1.0),
         lambda: Adam(beta1=-0.1),
         lambda: AdamW(weight_decay=float("nan")),
+        lambda: Group("head", rate=1e39),
+        lambda: fp.optim.cosine(1e39, steps=5),
     ],
 )
 def test_a_setting_out_of_range_is_refused(make: Callable[[], Optimizer]) -> None:
     with pytest.raises(UsageError, match="must be in"):
         make()
+
+
+KINDS = [each for each in vars(fp.optim).values() if isinstance(each, type) and issubclass(each, Common)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, 1e39, 10**400, True, np.True_, "0.1", [0.1]])
+def test_no_number_of_an_optimizer_is_one_that_float32_has_not(kind: type[Common], wrong: object) -> None:
+    numbers = [
+        each.name for each in dataclasses.fields(kind) if each.type in ("float", "float | None", "float | Schedule")
+    ]
+    assert "learning_rate" in numbers
+    for name in numbers:
+        given: dict[str, Any] = {name: wrong} if name == "learning_rate" else {"learning_rate": 0.1, name: wrong}
+        if (name, wrong) == ("beta2_decay", -1.0):
+            continue
+        with pytest.raises(UsageError, match=f"{name} must be in"):
+            kind(**given)
 
 
 SHAPES = {"body.weight": (4, 3), "body.bias": (3,), "head.weight": (3, 2), "head.norm": (3,)}

@@ -121,10 +121,59 @@ def test_what_is_none_is_refused_and_nothing_changes(session: Session, given: An
     assert session.step({"x": ONES, "target": np.zeros(2, np.int64)}).loss
 
 
+LARGEST = {dtype: float(ml_dtypes.finfo(dtype).max) for dtype in ("float16", "bfloat16", "float32")}
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("count", [1, 100])  # few numbers are checked in another way than many
 @pytest.mark.parametrize("how", ["warnings", "errors"])
-def test_numbers_beyond_float32_become_infinite_whatever_numpy_is_told_to_do_then(session: Session, how: str) -> None:
-    given = {"x": np.full((2, 3), 1e300), "target": np.zeros(2, np.int64)}
-    with warnings.catch_warnings(), np.errstate(all="warn" if how == "warnings" else "raise"):
-        warnings.simplefilter("error")
-        assert np.isnan(session.step(given).loss)
-        session.step({"x": ONES, "target": given["target"]})
+def test_numbers_that_would_become_infinite_are_refused(dtype: str, count: int, how: str) -> None:
+    session = fp.compile(fp.trace(lambda x: -x, fp.spec((count,), dtype))).bind()
+    largest, least = LARGEST[dtype], float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    ulp = largest * float(ml_dtypes.finfo(dtype).epsneg)  # from the largest number to the one below it
+    half = largest + ulp * (0.5 - 2.0**-20)  # of what is rounded to the largest number, nearly the last one
+    for number in (largest, -largest, half, -half, np.inf, -np.inf, np.nan, 0.0, least, least / 4):
+        given = np.full(count, 0.5)
+        given[-1] = number
+        with warnings.catch_warnings(), np.errstate(all="warn" if how == "warnings" else "raise"):
+            warnings.simplefilter("error")
+            found = session.step({"x": given}).outputs["output"][-1].astype(np.float64)
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(found, -np.asarray(number).astype(dtype).astype(np.float64))
+    for number in (largest + ulp, -largest - ulp, 1e300, -1e300):
+        given[-1] = number
+        with pytest.raises(
+            fp.InputError, match=rf"'x' holds .* at \[{count - 1}\], and the largest number of {dtype} is"
+        ):
+            session.step({"x": given})
+
+
+def test_whole_numbers_that_would_become_infinite_are_refused() -> None:
+    session = fp.compile(fp.trace(lambda x: -x, fp.spec((2,), "float16"))).bind()
+    assert session.step({"x": np.array([65519, -65519])}).outputs["output"].tolist() == [-65504.0, 65504.0]
+    with pytest.raises(fp.InputError, match="'x' holds 65520"):
+        session.step({"x": np.array([0, 65520])})
+
+
+@pytest.mark.parametrize(
+    "given", [np.nan, np.inf, -np.inf, -1.0, -1e-45, 1e39, 10**39, True, np.True_, "0.1", None, [0.1]]
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_learning_rate_is_a_number_of_at_least_0(given: Any, accumulate: int) -> None:
+    model = fp.models.build("mlp:batch=2,width=4,layers=1,inputs=3,classes=2")
+    step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), accumulate=accumulate)
+    session, leading = step.bind(), (accumulate,) * (accumulate > 1)
+    batch = {"x": np.broadcast_to(ONES, (*leading, 2, 3)), "target": np.zeros((*leading, 2), np.int64)}
+    before = {name: array.copy() for name, array in session.parameters.items()}
+    with pytest.raises(fp.InputError, match="'learning_rate'"):
+        session.step(batch | {"learning_rate": given})
+    for name, array in session.parameters.items():
+        np.testing.assert_array_equal(array, before[name])
+    for rate in (0, 0.0, 1, np.float32(0.1), np.float64(1e-3), np.array(0.5)):
+        session.step(batch | {"learning_rate": rate})
+
+
+def test_a_model_may_have_an_input_of_that_name() -> None:
+    graph = fp.trace(lambda learning_rate: learning_rate * 2.0, fp.spec(()))
+    session = fp.compile(graph).bind()
+    assert session.step({"learning_rate": np.float32(-1.0)}).outputs["output"] == -2.0

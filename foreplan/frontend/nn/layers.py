@@ -29,6 +29,7 @@ from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
 from foreplan.ops.conv import ops as convolution
 from foreplan.ops.expr import where
+from foreplan.ops.index import gather
 from foreplan.ops.matmul import matmul
 from foreplan.ops.window import Geometry
 
@@ -203,10 +204,12 @@ def embedding(
 ) -> Tensor:
     """Rows of a table: integers [...] → [..., features]; `weight` is [count, features], drawn from N(0, 1).
 
-    `nn.shared("<name>.weight")` returns the table again, for an output layer that is tied to it.
+    `nn.shared("<name>.weight")` returns the table again, for an output layer that is tied to it. Ids are from 0 to
+    count - 1: a step refuses others, as PyTorch does.
     """
     with layer(name, "embedding"):
-        return parameter("weight", (count, features), Normal(1.0) if weight_init is None else weight_init, dtype)[ids]
+        table = parameter("weight", (count, features), Normal(1.0) if weight_init is None else weight_init, dtype)
+        return current().wrap(gather(current().at(), table.value, ids.value, 0, from_end=False))
 
 
 @takes_tensors

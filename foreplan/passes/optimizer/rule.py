@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, Self
 from foreplan.arguments import choice, instance, names_in, number_in
 from foreplan.errors import UsageError
 from foreplan.graph import TensorType
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Expr
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
@@ -110,13 +111,13 @@ class Group:
             object.__setattr__(self, "weight_decay", number_in("Group: weight_decay", self.weight_decay, *_ANY))
 
 
-_UNIT, _ANY, _ABOVE_0 = (0.0, 1.0), (0.0, math.inf), (math.ulp(0.0), math.inf)
+_UNIT, _ANY, _ABOVE_0 = (0.0, 1.0), (0.0, FLOAT32.largest), (math.ulp(0.0), FLOAT32.largest)
 _LIMITS = dict.fromkeys(("momentum", "alpha", "beta1", "beta2", "ema"), _UNIT)
 _LIMITS |= dict.fromkeys(("learning_rate", "weight_decay", "epsilon", "epsilon1", "epsilon2", "initial"), _ANY)
 _LIMITS |= dict.fromkeys(("momentum_decay", "adamw_rate"), _ANY)
 _LIMITS |= dict.fromkeys(("clip_norm", "clip_value"), _ABOVE_0)
-_LIMITS["clip_update"] = (1.0, math.inf)
-_LIMITS["beta2_decay"] = (-math.inf, math.ulp(0.0))
+_LIMITS["clip_update"] = (1.0, FLOAT32.largest)
+_LIMITS["beta2_decay"] = (-FLOAT32.largest, math.ulp(0.0))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import numpy as np
 
 from foreplan.arguments import instance, listed, number_in, whole
 from foreplan.errors import UsageError
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Const, Expr, as_expr, call, maximum, minimum, parse_expr, sqrt, substitute, where
 from foreplan.ops.map import Map
 
-_ANY = (0.0, math.inf)
+_ANY = (0.0, FLOAT32.largest)
 _MOST = 1 << 52
 
 

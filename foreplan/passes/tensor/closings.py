@@ -38,7 +38,7 @@ def rows(b: Builder, total: Total, node: Node, inputs: Sequence[Value]) -> Seque
     """Each rank has rows of a table, from which `gather` reads."""
     (table, indices), op = inputs, node.op
     assert isinstance(op, Gather)
-    local = b.apply(LocalIndex(total.ranks, table.shape[op.axis]), indices)
+    local = b.apply(LocalIndex(total.ranks, table.shape[op.axis], from_end=op.from_end), indices)
     place = elementwise(b, lambda i: maximum(i, 0), local, name="row")
     read = b.apply(op, table, place)
     before, behind = len(table.shape[: op.axis]), len(table.shape[op.axis + 1 :])

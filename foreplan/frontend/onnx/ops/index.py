@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
+from foreplan.frontend.onnx.signature import Call
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
@@ -31,7 +32,9 @@ def _gather(n: OnnxNode) -> Operand:
         index = n.axis(int(indices.array.reshape(-1)[0]), shape[axis])
         one = slice_axis(n.b, n.as_value(data), axis, index, 1)
         return reshape(n.b, one, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
-    return gather(n.b, n.value(0), n.value(1), axis)
+    call = Call.of(n.proto)
+    is_table = call is not None and call.op.startswith("torch.ops.aten.embedding.")  # which takes no negative index
+    return gather(n.b, n.value(0), n.value(1), axis, from_end=not is_table)
 
 
 @translates("GatherElements")
