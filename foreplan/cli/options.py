@@ -299,7 +299,7 @@ def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
         return graph, settings.step
     from foreplan.frontend.losses import attach_loss
 
-    graph = attach_loss(graph, settings.loss or default, [next(iter(graph.outputs))])
+    graph = attach_loss(graph, settings.loss or default)
     optimizer = make_optimizer(
         settings.optimizer,
         make_rate(settings.schedule, settings.rate),

@@ -126,10 +126,9 @@ def _compiled(model: str, settings: Settings, training: Session, metrics: Sequen
     from foreplan import api
 
     graph, loss = model_graph(model, settings)
-    own = replace(graph, outputs={name: graph.outputs[name] for name in list(graph.outputs)[:1]})
     step = settings.step
     measured = api.evaluation(
-        own,
+        graph,
         settings.loss or loss,
         metrics,
         train=step.train,

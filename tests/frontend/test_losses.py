@@ -141,6 +141,25 @@ def test_a_loss_may_read_some_outputs_and_the_models_inputs():
     assert value_of(graph, x=x) == pytest.approx(np.square(0.5 * x).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("name", ["mse", "cross_entropy", "mean", "cosine_embedding"])
+def test_a_loss_of_fewer_outputs_takes_the_first_and_says_so(name, count):
+    """As the command line does; with a list of outputs as many must be given as the loss reads."""
+    model = trace(lambda x: {f"o{i}": np.tanh(x * (i + 1.0)) for i in range(count)}, spec((3, 4)))
+    first, reads = [f"o{i}" for i in range(losses.LOSSES[name].reads)], losses.LOSSES[name].reads
+    given = {"x": RNG.standard_normal((3, 4)).astype(np.float32)}
+    graphs = [attach_loss(model, name), attach_loss(model, name, first)]
+    for value in graphs[0].inputs[1:]:
+        given[value.name] = np.ones(value.shape, value.dtype.numpy)
+    assert value_of(graphs[0], **given) == value_of(graphs[1], **given)
+    told = [note for note in graphs[0].notes if "count for nothing" in note]
+    assert not graphs[1].notes and len(told) == (count > reads) and list(graphs[0].outputs) == list(model.outputs)
+    assert all(f"'o{i}'" in told[0] for i in range(count) if told)
+    if count > reads:
+        with pytest.raises(UsageError, match=f"the loss {name} reads"):
+            attach_loss(model, name, list(model.outputs))
+
+
 def test_losses_inside_a_traced_function():
     graph = trace(lambda x, t: losses.mse(x, target=t), spec(3), spec(3))
     x, t = np.float32([1, 2, 3]), np.float32([1, 0, 1])
@@ -151,7 +170,7 @@ def test_losses_inside_a_traced_function():
 def test_errors():
     two, one = trace(lambda x: {"a": x, "b": x + 1}, spec((3, 4))), identity((3, 4))
     for error, told, model, loss in (
-        (UsageError, r"reads one output.*2 \(a: float32\[3,4\], b", two, losses.cross_entropy),
+        (UsageError, r"reads 2 outputs.*1 \(y: float32\[3,4\]", one, losses.cosine_embedding),
         (UsageError, "takes 1 outputs", two, lambda a: a.mean()),
         (UsageError, "choose one of cross_entropy", two, "crossentropy"),
         (UsageError, "is no loss", one, 3),

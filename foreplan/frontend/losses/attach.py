@@ -15,6 +15,7 @@ from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer, fail
 from foreplan.graph import Graph, TensorType, Value
+from foreplan.units import listed
 
 
 def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs: Sequence[str] | None = None) -> Graph:
@@ -24,7 +25,8 @@ def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs:
         graph: a model; its outputs stay.
         loss: one of this module, by itself or by name, or a traceable function whose parameters without default are
             the model's outputs in order and whose parameters with a Spec as default are further inputs.
-        outputs: names of the outputs that the loss reads, in order; all of them by default.
+        outputs: names of the outputs that the loss reads, in order. By default all of them; the first ones, and a note
+            says so, where the loss is of this module and reads fewer.
 
     Raises:
         UsageError: the loss takes another number of outputs, or the graph has a loss already.
@@ -38,11 +40,17 @@ def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs:
     fn = named(loss) if isinstance(loss, str) else loss
     if not callable(fn):
         raise UsageError(f"{shown(fn)} is no loss; give one of foreplan.losses or a function of the outputs")
-    values = [_output(graph, name) for name in outputs or graph.outputs]
+    names, notes = list(outputs or graph.outputs), []
+    values = [_output(graph, name) for name in names]
+    if not outputs and isinstance(fn, Loss) and len(values) > fn.reads:
+        values = values[: fn.reads]
+        read, left = (listed(map(repr, each), 3) for each in (names[: fn.reads], names[fn.reads :]))
+        notes = [f"losses.{fn.name} is of the output {read} alone; the others ({left}) count for nothing"]
     label = fn.name if isinstance(fn, Loss) else function_name(fn, "function")
     tracer = Tracer(graph.name, graph)
     with tracer.active() as b:
         b.scope = "loss/"
+        b.notes += notes
         needed = _needed(fn, label, values, graph)
         given = {value.name: value for value in graph.inputs}
         further = {}
@@ -67,12 +75,12 @@ def _output(graph: Graph, name: str) -> Value:
 
 def _needed(fn: Any, label: str, values: Sequence[Value], graph: Graph) -> dict[str, TensorType]:
     """Further inputs of a loss, after checking that it takes as many outputs as there are."""
-    listed = ", ".join(f"{name}: {value.type}" for name, value in graph.outputs.items())
+    given = ", ".join(f"{name}: {value.type}" for name, value in graph.outputs.items())
     if isinstance(fn, Loss):
         if len(values) != fn.reads:
             reads = "one output" if fn.reads == 1 else f"{fn.reads} outputs"
             raise UsageError(
-                f"the loss {label} reads {reads}, and graph {graph.name!r} has {len(values)} ({listed}); write the "
+                f"the loss {label} reads {reads}, and graph {graph.name!r} has {len(values)} ({given}); write the "
                 f"loss as a function of all of them, such as lambda a, b, target=spec(…): losses.{label}(a, target)"
             )
         return fn.inputs(*(value.type for value in values))
@@ -87,7 +95,7 @@ def _needed(fn: Any, label: str, values: Sequence[Value], graph: Graph) -> dict[
     takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if len(positional) != len(values) and not (takes_all and len(positional) < len(values)):
         raise UsageError(
-            f"the loss {label} takes {len(positional)} outputs, and graph {graph.name!r} has {len(values)} ({listed}); "
+            f"the loss {label} takes {len(positional)} outputs, and graph {graph.name!r} has {len(values)} ({given}); "
             "its further inputs need a foreplan.spec as default, such as target=spec((32,), 'int64')"
         )
     return needed
