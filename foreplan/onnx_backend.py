@@ -22,9 +22,10 @@ import onnx
 from onnx.backend.base import Backend as Base
 from onnx.backend.base import BackendRep, namedtupledict
 
-from foreplan.api import compile, from_onnx
+from foreplan.api import compile
 from foreplan.errors import ForeplanError, InputError, ShapeError, UnsupportedError, UsageError, ValueNeededError
-from foreplan.frontend.onnx.load import NEWEST_OPSET
+from foreplan.frontend.onnx.load import NEWEST_OPSET, load_model
+from foreplan.frontend.onnx.model import import_model
 from foreplan.frontend.onnx.shapes import user_inputs
 from foreplan.graph import Graph
 from foreplan.lower.targets import target_named
@@ -56,7 +57,7 @@ class Prepared(BackendRep):
         self._shapes: Shapes = {}
         self._imported: Graph | None = None
         with contextlib.suppress(ShapeError, ValueNeededError):  # what a run gives may decide
-            self._imported = from_onnx(model)
+            self._imported = import_model(load_model(model), None)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """One run.
@@ -107,7 +108,7 @@ class Prepared(BackendRep):
             return self._imported
         while True:
             try:
-                return from_onnx(self._model, shapes=shapes, values=self.bound)
+                return import_model(load_model(self._model), shapes, None, self.bound)
             except ValueNeededError as error:
                 if not error.inputs or not all(_may_decide(given[name]) for name in error.inputs):
                     raise

@@ -4,7 +4,8 @@ foreign       files that are no ONNX models
 load, wire    the file: its skeleton without the weights' bytes, which stay where they are
 order         nodes in order
 uses, contents, roles  which weights are trained: by what the exporter tells, by uses, names and numbers
-shapes, batch shapes bound by the caller, and another batch size than the file's
+shapes, batch shapes bound by the caller, and another batch size than the file's; symbols are sizes that it names
+model         one import; examples of what it lacks
 importer, scope  the walk over the nodes, and what they can read; functions, control and constant are its special cases
 fold          nodes whose inputs are known are computed at once
 node, tensors what a translation sees: one node, and its operands
@@ -15,7 +16,6 @@ origin        what it takes to write the file again
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,8 @@ def from_onnx(
             with the same symbol have one size, in all inputs. Names such as `?`, `-1`, `None` and `unk__7` are no
             symbols: they say that the size is not known. One shape may give several numbers to axes that the file calls
             by one name; a note then says that the name binds nothing.
-        batch: extent of the first axis of every input. Where the file fixes another one, shapes written
-            within the model are rewritten too, and `Graph.notes` says which.
+        batch: extent of the first axis of every input, or of the axis that has the batch's symbol. Where the file
+            fixes another one, shapes written within the model are rewritten too, and `Graph.notes` says which.
         values: input name → the array that it has in every step: `{"axes": [0, 1]}`. It is then no input of the
             graph. An input that decides shapes, such as a target shape, axes or a number of steps, needs one.
         train, freeze: weights that are trained, or are not, whatever they would be otherwise: see `foreplan.compile`.
@@ -84,21 +84,18 @@ def from_onnx(
 
     Source: the ONNX specification, IR versions 3 to 13, operators of opsets 1 to 28.
     """
-    from foreplan.frontend.onnx.batch import Rebatch
-    from foreplan.frontend.onnx.importer import Importer
+    from foreplan.errors import ValueNeededError
+    from foreplan.frontend.onnx.examples import Binding, with_all_shapes, with_all_values
     from foreplan.frontend.onnx.load import load_model
-    from foreplan.frontend.onnx.origin import Origin
-    from foreplan.frontend.onnx.shapes import bind_shapes
+    from foreplan.frontend.onnx.model import import_model
+    from foreplan.frontend.onnx.shapes import Unbound
 
     batch = None if batch is None else whole("batch", batch, 1)
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     loaded = load_model(model)
-    bound = bind_shapes(loaded, shapes, batch, values)
-    rebatch = None
-    if bound.exported is not None and batch is not None:
-        exported = Importer(loaded)
-        exported.run(bound.exported, bound.values)
-        rebatch = Rebatch(bound.old_batch, batch, exported.shapes)
-    importer = Importer(loaded, rebatch, selection)
-    graph = importer.run(bound.types, bound.values)
-    return replace(graph, notes=(*bound.notes, *graph.notes), origin=Origin.of(loaded, importer.told, graph))
+    try:
+        return import_model(loaded, shapes, batch, values, selection)
+    except Unbound as error:
+        raise with_all_shapes(loaded, error, Binding.of(shapes, batch, values)) from None
+    except ValueNeededError as error:
+        raise with_all_values(loaded, error, Binding.of(shapes, batch, values)) from None

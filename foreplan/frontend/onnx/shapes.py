@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from foreplan.arguments import shown, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.load import Model
+from foreplan.frontend.onnx.symbols import Extent, batch_axes, symbol_of, without_contradicted
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import TensorType, as_dtype
 from foreplan.graph.types import DType, Shape
@@ -19,13 +19,26 @@ from foreplan.graph.types import DType, Shape
 if TYPE_CHECKING:
     import onnx
 
-Extent = int | str | None  # a number, a symbol, or nothing at all
-# Names that say of an extent that it is not known: words, or signs alone (`?`, `-1`), some with a number behind.
-# tf2onnx writes `unk__123`, a new number for each axis.
-_UNKNOWN = re.compile(
-    r"(none|null|nil|nan|n/?a|unk|unknown|undef|undefined|unset|unspecified|any|dyn|dynamic|free|variable)?[\W\d_]*",
-    re.IGNORECASE,
-)
+
+class Unbound(ShapeError):
+    """Sizes of inputs that nothing binds.
+
+    Attributes:
+        label: of the model.
+        declared: by input: its extents as the file has them; None where it has no shape.
+        bound: by input: its extents as far as they are bound.
+        dtypes: element types of the inputs.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        declared: Mapping[str, Sequence[Extent] | None],
+        bound: Mapping[str, Sequence[int | None]],
+        dtypes: Mapping[str, DType],
+    ) -> None:
+        super().__init__(f"{label}: sizes of its inputs are open")
+        self.label, self.declared, self.bound, self.dtypes = label, declared, bound, dtypes
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,8 @@ def bind_shapes(
     """Static shapes for every input, from the file, `shapes`, `batch`, and `values`, which have shapes of their own.
 
     Raises:
-        ShapeError: an extent is unbound, or bound to two numbers; names input and axis.
+        Unbound: extents are open.
+        ShapeError: an extent is bound to two numbers; names input and axis.
         UsageError: `shapes` or `values` names no input, an extent is not a positive number, or a value does not fit.
         UnsupportedError: an input is not a tensor of numbers.
     """
@@ -73,19 +87,26 @@ def bind_shapes(
     declared = {
         name: _declared(info, given.get(name), f"{model.label}: input {name!r}") for name, info in infos.items()
     }
-    notes = _without_contradicted(declared, given, model.label)
+    notes = without_contradicted(declared, given, model.label)
     symbols: dict[str, tuple[int, str]] = {}
     partly: dict[str, tuple[int | None, ...]] = {}
     fixed_batches: dict[str, int] = {}
+    axes = batch_axes(declared)
     for name, extents in declared.items():
-        each = None if name in known else batch
-        partly[name] = _bind(model, name, extents, given.get(name), each, symbols, fixed_batches)
+        each = None if name in known or batch is None else (axes[name], batch)
+        partly[name] = _bind(model, name, extents or (), given.get(name), each, symbols, fixed_batches)
     # A symbol bound by one input is bound in all.
-    final: dict[str, Shape] = {
-        name: tuple(_resolve(model, name, i, e, partly[name][i], symbols) for i, e in enumerate(extents))
+    final = {
+        name: tuple(_resolved(e, bound, symbols) for e, bound in zip(extents or (), partly[name]))
         for name, extents in declared.items()
     }
-    types = {name: _type(model, name, dtypes[name], shape) for name, shape in final.items() if name not in known}
+    if any(declared[name] is None or None in shape for name, shape in final.items()):
+        raise Unbound(model.label, declared, final, dtypes)
+    types = {
+        name: _type(model, name, dtypes[name], tuple(extent for extent in shape if extent is not None))
+        for name, shape in final.items()
+        if name not in known
+    }
     changed = {name: old for name, old in fixed_batches.items() if old != batch}
     if not changed:
         return Bound(types, known, notes=notes)
@@ -98,7 +119,7 @@ def bind_shapes(
     assert batch is not None
     old = next(iter(changed.values()))
     exported = {
-        name: type.with_shape((old, *type.shape[1:])) if type.shape[:1] == (batch,) else type
+        name: type.with_shape(tuple(old if i == axes[name] and n == batch else n for i, n in enumerate(type.shape)))
         for name, type in types.items()
     }
     return Bound(types, known, exported, old, notes)
@@ -173,11 +194,6 @@ def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in declared.shape.dim)
 
 
-def symbol_of(name: str) -> str | None:
-    """The symbol of that name; None where it is a sign for "not known", which two axes share without being equal."""
-    return None if _UNKNOWN.fullmatch(name.strip()) else name
-
-
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
     if not isinstance(shapes, Mapping):
@@ -193,13 +209,11 @@ def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Sha
     return {name: tuple(whole(f"{what} {name!r}", extent, 0) for extent in shape) for name, shape in shapes.items()}
 
 
-def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> list[Extent]:
-    """The extents as the file has them; a negative number means none, as some exporters write it."""
+def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> list[Extent] | None:
+    """The extents as the file has them; a negative number means none, as some exporters write it. None: no shape."""
     type = declared_type(info).tensor_type
     if not type.HasField("shape"):
-        if given is None:
-            raise ShapeError(f"{where} has no shape in the file, not even a number of axes; {_how(info.name, ['…'])}")
-        return [None] * len(given)
+        return None if given is None else [None] * len(given)
     extents: list[Extent] = []
     for dim in type.shape.dim:
         if dim.HasField("dim_value"):
@@ -211,46 +225,32 @@ def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> lis
     return extents
 
 
-def _without_contradicted(declared: dict[str, list[Extent]], given: Mapping[str, Shape], label: str) -> tuple[str, ...]:
-    """Take out the symbols to which one given shape gives several numbers; notes that say so.
-
-    The file says that these axes are equal. Who gives that input's whole shape says that they are not, and ONNX Runtime
-    computes with what it is given.
-    """
-    notes = []
-    for name, extents in declared.items():
-        numbers: dict[str, set[int]] = {}
-        for extent, number in zip(extents, given.get(name, ())):
-            if isinstance(extent, str):
-                numbers.setdefault(extent, set()).add(number)
-        for symbol in [each for each, found in numbers.items() if len(found) > 1]:
-            notes.append(
-                f"{label}: the file calls several axes of input {name!r} {symbol!r}, as if they were equal; shapes= "
-                f"gives {list(given[name])}, which counts, and {symbol!r} binds nothing"
-            )
-            for each in declared.values():
-                each[:] = [None if extent == symbol else extent for extent in each]
-    return tuple(notes)
-
-
 def _bind(
     model: Model,
     name: str,
     extents: Sequence[Extent],
     given: Shape | None,
-    batch: int | None,
+    batch: tuple[int, int] | None,
     symbols: dict[str, tuple[int, str]],
     fixed_batches: dict[str, int],
 ) -> tuple[int | None, ...]:
-    """One input's shape as far as it is known without the others; notes its symbols and its fixed batch."""
+    """One input's shape as far as it is known without the others; notes its symbols and its fixed batch.
+
+    Args:
+        model, name, extents: the input's, as the file has them.
+        given: its shape, if the user gives one.
+        batch: the axis that has the batch, and the batch, if the user gives one.
+        symbols: symbol → its number, and where that was bound.
+        fixed_batches: input → the batch that the file fixes.
+    """
     bound: list[int | None] = []
     for axis, extent in enumerate(extents):
         where = f"{model.label}: axis {axis} of input {name!r}"
         wanted = given[axis] if given is not None else None
-        if axis == 0 and batch is not None:
-            if wanted not in (None, batch):
-                raise ShapeError(f"{where} is {wanted} in shapes= and {batch} in batch=; give one of them")
-            wanted = batch
+        if batch is not None and axis == batch[0]:
+            if wanted not in (None, batch[1]):
+                raise ShapeError(f"{where} is {wanted} in shapes= and {batch[1]} in batch=; give one of them")
+            wanted = batch[1]
             if isinstance(extent, int) and extent > 0:
                 fixed_batches[name] = extent
                 extent = None
@@ -271,24 +271,5 @@ def _bind(
     return tuple(bound)
 
 
-def _resolve(
-    model: Model, name: str, axis: int, extent: Extent, bound: int | None, symbols: Mapping[str, tuple[int, str]]
-) -> int:
-    if bound is not None:
-        return bound
-    if isinstance(extent, str) and extent in symbols:
-        return symbols[extent][0]
-    size = f"has the symbolic size {extent!r}" if extent else "has no size in the file"
-    found = next(info for info in user_inputs(model.proto.graph) if info.name == name)
-    pattern = ["…" if extent is None else str(extent) for extent in fixed_extents(found) or ()]
-    raise ShapeError(
-        f"{model.label}: axis {axis} of input {name!r} {size}, and nothing binds it; {_how(name, pattern)}"
-    )
-
-
-def _how(name: str, pattern: Sequence[str]) -> str:
-    inner = ", ".join(pattern) + ("," if len(pattern) == 1 else "")
-    return (
-        f"bind it with shapes={{{name!r}: ({inner})}} (--shapes {name}:{'x'.join(pattern)}), for example "
-        f"shapes={{'x': (1, 3, 224, 224)}} or --shapes x:1x3x224x224, or bind first axes with batch= (--batch)"
-    )
+def _resolved(extent: Extent, bound: int | None, symbols: Mapping[str, tuple[int, str]]) -> int | None:
+    return symbols[extent][0] if bound is None and isinstance(extent, str) and extent in symbols else bound

@@ -66,24 +66,9 @@ def test_one_shape_that_contradicts_a_symbol_counts_and_is_told() -> None:
     assert "several axes of input 'x' 'n'" in note and "[2, 3, 4, 6]" in note
     x, z = random(2, 3, 4, 6), random(5)
     np.testing.assert_allclose(run(graph, x=x, z=z)["y"], by_onnxruntime(proto, x=x, z=z)["y"], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ShapeError, match="axis 0 of input 'z'"):
+    with pytest.raises(ShapeError, match=r"open: 'z' is float32\[\?\]"):
         from_onnx(proto, shapes={"x": (2, 3, 4, 6)})
     assert not from_onnx(proto, shapes={"x": (5, 3, 5, 5)}).notes
-
-
-@pytest.mark.parametrize(
-    ("shape", "how"),
-    [
-        (("n", 3), "axis 0 of input 'x' has the symbolic size 'n'"),
-        ((2, None), "axis 1 of input 'x' has no size in the file"),
-        ((-1,), "axis 0 of input 'x' has no size in the file"),
-    ],
-)
-def test_unbound_sizes_say_how_to_bind_them(shape: tuple[Any, ...], how: str) -> None:
-    with pytest.raises(ShapeError) as caught:
-        from_onnx(add(x=shape))
-    message = str(caught.value)
-    assert how in message and "shapes={'x': (" in message and "--shapes x:" in message and "batch=" in message
 
 
 @pytest.mark.parametrize(
@@ -97,7 +82,7 @@ def test_unbound_sizes_say_how_to_bind_them(shape: tuple[Any, ...], how: str) ->
         ((2, 3), {"x": (2, -3)}, None, UsageError, "an extent for input 'x' must be a whole number"),
         ((2, 3), {"x": (2, 1.5)}, None, UsageError, "an extent for input 'x' must be a whole number"),
         ((2, 3), None, 0, UsageError, "batch must be a whole number of at least 1"),
-        (None, None, 2, ShapeError, "input 'x' has no shape in the file"),
+        (None, None, 2, ShapeError, "'x' is float32 without a shape, not even a number of axes"),
     ],
 )
 def test_contradictions_are_named(shape: Any, shapes: Any, batch: Any, error: type[Exception], message: str) -> None:
