@@ -24,6 +24,7 @@ from foreplan.lower.program import Program, Slot
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks import ALONE, World
+from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
@@ -99,18 +100,19 @@ def save_adapters(folder: str, program: Program, places: Mapping[str, Place], wo
         tensors = of_all_stages(stages_of(world, program), tensors)
     write_tensors(os.path.join(folder, TENSORS), tensors, {"format": "pt"}, world)
     config = _config(trained)
-    with first_alone(world) as writes:
+    with first_alone(world, "the adapters' configuration to be written") as writes:
         if writes:
             write_atomically(os.path.join(folder, CONFIG), json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def load_adapters(
-    folder: str, program: Program, places: Mapping[str, Place], begun: Callable[[], None] = lambda: None
+    folder: str, program: Program, places: Mapping[str, Place], begun: Callable[[], None], digests: Digests
 ) -> None:
     """Read what `save_adapters` or PEFT wrote: all of it, or nothing if anything is wrong.
 
     Args:
         begun: called after all checks, before the first value is written.
+        digests: note what is read.
 
     Raises:
         SessionError: a file cannot be read, or is of another model, rank or alpha.
@@ -136,7 +138,7 @@ def load_adapters(
         _check_tensors(file, program.model, slots, factors)
         begun()
         for key, entry in file.entries.items():
-            places[slots[key].name].fill(entry.read)
+            places[slots[key].name].fill(digests.noting(slots[key].name, entry.read))
 
 
 def _check_tensors(file: TensorFile, model: str, slots: Mapping[str, Slot], needed: set[str]) -> None:

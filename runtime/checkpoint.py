@@ -16,6 +16,7 @@ from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
 from foreplan.runtime.ranks import ALONE, World
+from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, of_other_stages, stages_of
 from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
@@ -76,7 +77,7 @@ def write_tensors(
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     content = _content(ordered, tensors)  # which all ranks read
-    with first_alone(world, content) as writes:
+    with first_alone(world, "a file to be written", content) as writes:
         if writes:
             with open_atomically(path) as file:
                 file.write(len(text).to_bytes(8, "little") + text)
@@ -101,7 +102,7 @@ def load_checkpoint(
     strict: bool = True,
     names: Names = AS_THEY_ARE,
     begun: Callable[[], None] = lambda: None,
-    world: World = ALONE,
+    digests: Digests | None = None,
 ) -> tuple[Loaded, bool]:
     """Read a checkpoint into the stored values with little further memory: all that is wanted, or nothing if anything
     in the file is wrong.
@@ -113,7 +114,8 @@ def load_checkpoint(
             or not strictly, are read so as well.
         strict, names: see `foreplan.runtime.matching.match`.
         begun: called after all checks, before the first value is written.
-        world: the ranks, all of which call this. A stage passes over what other stages keep.
+        digests: note what is read, and know the ranks, all of which call this; None: there is one. A stage passes over
+            what other stages keep.
 
     Returns:
         What was read, and whether the file had everything that the program keeps from step to step.
@@ -121,6 +123,8 @@ def load_checkpoint(
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
     """
+    digests = digests or Digests(ALONE)
+    world = digests.world
     others = of_other_stages(stages_of(world, program), map(_key, _kept(program))) if program.is_stage else set[str]()
     with open_tensors(path) as file:
         as_saved = strict and not names
@@ -131,7 +135,8 @@ def load_checkpoint(
         found, loaded = match(path, program.model, entries, wanted, names, strict)
         begun()
         for key, each in found.items():
-            places[slots[key].name].fill(partial(each.entry.read, transposed=each.transposed))
+            read = partial(each.entry.read, transposed=each.transposed)
+            places[slots[key].name].fill(digests.noting(slots[key].name, read))
     return loaded, as_saved and len(found) == len(_kept(program))
 
 

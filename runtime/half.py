@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foreplan.graph.flat import Flat
-from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
 from foreplan.runtime.engine import At, Engine, Memory, Watch
+from foreplan.runtime.inputs import default_of
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import ALONE, current
 from foreplan.runtime.ranks.places import place_of
@@ -51,7 +51,7 @@ class Half:
             id(slot): self.bound.place(slot.operand, ends[slot.operand.value])
             for slot in (*program.outputs, *program.gradients, *((program.loss,) if program.loss else ()))
         }
-        self._defaults = {slot.name: _default(slot) for slot in program.inputs if slot.init is not None}
+        self._defaults = {slot.name: default_of(slot) for slot in program.inputs if slot.init is not None}
         self._poison = Poison(program, plan, regions) if poison else None
 
     def write_ahead(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -92,11 +92,3 @@ class Half:
 
 def _at(slot: Slot, offsets: Mapping[int, int]) -> At:
     return slot.operand, offsets[slot.operand.value]
-
-
-def _default(slot: Slot) -> np.ndarray:
-    """The value of an input that is not given."""
-    array = np.empty(slot.operand.type.shape, slot.operand.type.dtype.numpy)
-    assert slot.init is not None
-    slot.init.fill(array, generator_for(0, slot.name))
-    return array

@@ -11,6 +11,7 @@ import numpy as np
 
 from foreplan.errors import InputError
 from foreplan.graph import DType
+from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 
 _FEW = 64  # so few numbers are checked faster by Python than by NumPy
@@ -186,3 +187,11 @@ def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str
 def empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
     """An array for a slot's content, with further axes before its own."""
     return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)
+
+
+def default_of(slot: Slot) -> np.ndarray:
+    """The value of an input that is not given."""
+    array = np.empty(slot.operand.type.shape, slot.operand.type.dtype.numpy)
+    assert slot.init is not None
+    slot.init.fill(array, generator_for(0, slot.name))
+    return array

@@ -20,6 +20,8 @@ from foreplan.runtime.averages import averages_of, exchanged, keeps_averages, re
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.ranks import World
+from foreplan.runtime.ranks.agreement import together
+from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -113,7 +115,8 @@ class Kept:
 
         Raises:
             SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
-                unchanged. If writing the values is interrupted, the session refuses to run until the next `load`.
+                unchanged. If writing the values is interrupted, the session refuses to run until the next `load`; so it
+                does where another rank cannot read its file, or has read something else.
             UsageError: a pattern means nothing.
         """
         from foreplan.runtime.checkpoint import load_checkpoint
@@ -126,9 +129,13 @@ class Kept:
             self._refuse_if_averaged()
             before = self._broken
             following = at_norms(adapters_with_magnitudes(self.program.tensors), self._stored)
-            loaded, whole = load_checkpoint(
-                text, self.program, self._stored, state, strict, names, begun=self._load_begun, world=self._world
-            )
+            digests = Digests(self._world)
+            with together(self._world, "what they load") as facts:
+                loaded, whole = load_checkpoint(
+                    text, self.program, self._stored, state, strict, names, self._load_begun, digests
+                )
+                facts["the number of steps"] = None if self.program.step_count is None else self._updates
+            digests.agree("what they have loaded")
             write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
             if whole:
@@ -218,8 +225,10 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_averaged()
-            before = self._broken
-            load_adapters(text, self.program, self._stored, self._load_begun)
+            before, digests = self._broken, Digests(self._world)
+            with together(self._world, "the adapters that they load"):
+                load_adapters(text, self.program, self._stored, self._load_begun, digests)
+            digests.agree("the adapters that they have loaded")
             self._broken = before
 
     def to_torch(self, module: torch.nn.Module) -> None:
@@ -272,8 +281,13 @@ class Kept:
     @property
     def steps_done(self) -> int:
         """The number of updates so far."""
+        with self._turn.lock:
+            return self._updates
+
+    @property
+    def _updates(self) -> int:
         count = self.program.step_count
-        return 0 if count is None else int(self.stored[count.name])
+        return 0 if count is None else int(self._stored[count.name].read())
 
     def _load_begun(self) -> None:
         """From here on values are written."""

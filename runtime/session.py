@@ -25,8 +25,11 @@ from foreplan.runtime.inputs import check_inputs, micro_batch
 from foreplan.runtime.kept import WAY_OUT, Kept
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
+from foreplan.runtime.ranks.agreement import together
 from foreplan.runtime.ranks.alike import check_alike
+from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.stages import held_by_stages, stages_of
+from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
@@ -107,7 +110,7 @@ class Session(Kept):
             update.verify(program, plan)
         self._info = engine_info(program.target)
         way = "call by call" if poison or not capture else "as one graph"
-        self._world = check_alike(program, plan, seed, way if self._info.on_card else "")  # as NCCL wants it
+        self._world = check_alike(program, plan, update, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update
         self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
         self._graphs = graphs
@@ -137,6 +140,7 @@ class Session(Kept):
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         inputs = (*program.inputs, *(update.program.inputs if update else ()))
         self._inputs = {slot.name: slot for slot in inputs}
+        self._notes = StepNotes(program, self._inputs, self._world)
         self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
         self._broken = ""
         self._averaged = False  # whether weights hold their averages
@@ -151,9 +155,12 @@ class Session(Kept):
         for value, row in self._body.rows.items():
             if share is None or program.values[value].region != PARAMETERS:
                 row.fill(_clear)
-        for slot in program.tensors:
-            if share is None or program.values[slot.operand.value].region != PARAMETERS:
-                self._stored[slot.name].fill(partial(draw, slot, seed))
+        digests = Digests(self._world)
+        with together(self._world, "the first values to be drawn"):
+            for slot in program.tensors:
+                if share is None or program.values[slot.operand.value].region != PARAMETERS:
+                    self._stored[slot.name].fill(digests.noting(slot.name, partial(draw, slot, seed)))
+        digests.agree("the first values")
         if share is None:
             write_norms(adapters_with_magnitudes(program.tensors), self._stored)
 
@@ -287,6 +294,7 @@ class Session(Kept):
         waits = begun.waits
         self._broken = "it has not ended"  # stays so if anything interrupts it
         try:
+            compare = self._notes.begin(batches) if self._notes.in_use else None
             for i, arrays in enumerate(batches):
                 body.write(arrays)
                 body.run(watches.get(body))
@@ -302,6 +310,8 @@ class Session(Kept):
             if update is not None:
                 update.write(batches[0])
                 update.run(watches.get(update))
+            if compare is not None:
+                waits.append(compare)
         except BaseException as error:
             self._broken = type(error).__name__
             raise

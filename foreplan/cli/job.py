@@ -6,12 +6,15 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from foreplan.cli.options import Settings, echo, given, is_plan_file
+import click
+
+from foreplan.cli.data import Arrays, read_arrays
+from foreplan.cli.options import Settings, echo, given, is_file, is_plan_file
 from foreplan.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +58,52 @@ def with_ranks(model: str, settings: Settings, world: World) -> Settings:
     return replace(settings, step=step)
 
 
+def agree_on_options(world: World, files: Collection[str]) -> None:
+    """Check that all ranks were given the same options. All of them call this at the same time.
+
+    Args:
+        files: parameters that are files to read, which each rank may have elsewhere: their content is compared when it
+            is read.
+
+    Raises:
+        SessionError: they were not; names each option and what each rank has.
+    """
+    from foreplan.runtime.ranks.agreement import agree
+
+    context, facts = click.get_current_context(), dict[str, object]()
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name in files or (name == "model" and is_file(str(value))):
+            value = "nothing" if value in (None, ()) else "a file"
+        if name != "as_json":  # which says how the first rank prints
+            facts[parameter.opts[-1] if name != "model" else "MODEL"] = "nothing" if value in (None, ()) else value
+    agree(world, "the options of the run", facts)
+
+
+def read_alike(path: str, world: World) -> Arrays:
+    """All arrays of an .npz file, which every rank reads at the same time.
+
+    Raises:
+        UsageError: see `read_arrays`.
+        SessionError: another rank cannot read it, or has another one.
+    """
+    from foreplan.runtime.ranks.agreement import together
+
+    with together(world, "the data") as facts:
+        arrays = read_arrays(path)
+        if world.size > 1:
+            facts |= facts_of(arrays)
+    return arrays
+
+
+def facts_of(arrays: Arrays) -> dict[str, object]:
+    """What ranks compare of arrays: their types, shapes and checksums."""
+    from foreplan.runtime.ranks.digests import checksum
+
+    found: dict[str, object] = {f"the type of {x!r}": f"{a.dtype}{list(a.shape)}" for x, a in arrays.items()}
+    return found | {f"the checksum of {x!r}": checksum(array) for x, array in arrays.items()}
+
+
 class Share(NamedTuple):
     """The samples of a step that a rank takes.
 
@@ -69,7 +118,9 @@ class Share(NamedTuple):
 
 def share_of(program: Program, world: World) -> Share:
     """The share of this rank. All ranks call it at the same time."""
-    tensor = max(world.gather(program.tensor))  # a stage may have nothing that is computed in parts
+    tensor = max(
+        world.gather(program.tensor, "the parts of products")
+    )  # a stage may have nothing that is computed in parts
     return Share(world.rank % program.of_stage // tensor, program.of_stage // tensor)
 
 

@@ -63,6 +63,12 @@ seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=
 values_option = click.option(
     "--values", multiple=True, metavar="AXES=[0,1]", help="Value of an input that decides shapes; may be given again."
 )
+deadline_option = click.option(
+    "--deadline",
+    type=click.FloatRange(min=0.001, max=1e9),
+    metavar="SECONDS",
+    help="How long ranks wait for one another before the job ends: 600.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 

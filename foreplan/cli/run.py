@@ -11,8 +11,9 @@ import click
 
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
-from foreplan.cli.job import rank_of_job
+from foreplan.cli.job import agree_on_options, facts_of, rank_of_job
 from foreplan.cli.options import (
+    deadline_option,
     echo,
     is_file,
     is_plan_file,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 @plan_file_options
 @threads_option
 @seed_option
+@deadline_option
 @json_option
 def run(
     model: str,
@@ -70,6 +72,7 @@ def run(
     weights_folder: str | None,
     threads: int | None,
     seed: int,
+    deadline: float | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -98,6 +101,8 @@ def run(
     compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
+    if compiled.program.ranks > 1:
+        _agree(arrays, deadline)
     names = {slot.name for slot in compiled.program.inputs}
     if others := [name for name in arrays if name not in names]:
         say(f"note: the model does not take {', '.join(others)}")
@@ -118,6 +123,17 @@ def run(
             echo(f"{name}: {s['dtype']}{s['shape']}{range_text}")
     else:
         say(f"wrote {path}")
+
+
+def _agree(arrays: Arrays, deadline: float | None) -> None:
+    """Check that all ranks run one command on the same data."""
+    from foreplan.runtime.ranks import current
+    from foreplan.runtime.ranks.agreement import agree
+
+    world = current(deadline)
+    agree_on_options(world, ("data", "weights"))
+    if world.size > 1:
+        agree(world, "the data", facts_of(arrays))
 
 
 def _shapes_from(model: str, arrays: Arrays) -> dict[str, tuple[int, ...]] | None:

@@ -87,7 +87,7 @@ def samples_of_stages(
         InputError: see `samples_in`; or stages would take different numbers of samples.
     """
     slots = program.required_inputs
-    told = world.gather([slot.name for slot in slots])
+    told = world.gather([slot.name for slot in slots], "what stages read")
     read = {name for names in told for name in names}
     own = {name: array for name, array in arrays.items() if name in told[world.rank] or name not in read}
     found = None
@@ -97,7 +97,7 @@ def samples_of_stages(
             of_one = [replace(x, type=x.type.with_shape(x.type.shape[1:])) for x in of_one]
         inputs = tuple(replace(slot, operand=x) for slot, x in zip(slots, of_one, strict=True))
         found = samples_in(replace(program, inputs=inputs), own, path)
-    counts = {each for each in world.gather(found) if each is not None}
+    counts = {each for each in world.gather(found, "the samples of stages") if each is not None}
     if len(counts) != 1:
         raise InputError(f"{path!r}: stages would take different numbers of samples: {sorted(counts)}")
     samples, batch = counts.pop()

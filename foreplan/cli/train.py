@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foreplan.cli.compiling import open_compiled
-from foreplan.cli.data import Arrays, read_arrays, samples_in
-from foreplan.cli.job import check_ranks, share_of, with_ranks
+from foreplan.cli.data import Arrays, samples_in
+from foreplan.cli.job import agree_on_options, check_ranks, read_alike, share_of, with_ranks
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
 from foreplan.cli.options import (
+    deadline_option,
     echo,
     given,
     json_option,
@@ -35,6 +36,8 @@ from foreplan.units import format_seconds
 if TYPE_CHECKING:
     from foreplan.runtime.ranks import World
 
+FILES = ("data", "validation", "resume", "weights")  # parameters whose content ranks compare
+
 
 @click.command(short_help="Train a model on a file of arrays.")
 @model_options
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 @weights_options
 @threads_option
 @seed_option
+@deadline_option
 @json_option
 def train(
     model: str,
@@ -71,6 +75,7 @@ def train(
     weights: str | None,
     threads: int | None,
     seed: int,
+    deadline: float | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -95,7 +100,8 @@ def train(
 
     options["target"], own = with_threads(options["target"], threads)
     options["schedule"] = with_steps(options["schedule"], steps)
-    world = current()
+    world = current(deadline)
+    agree_on_options(world, FILES)
     settings = with_ranks(model, settings_from(options), world)
     if settings.infer:
         raise UsageError("`train` trains: leave --infer out")
@@ -105,7 +111,7 @@ def train(
         raise UsageError("--metrics are measured on the data of --validation: give it too")
     if save_every is not None and not any((path, adapters, averages)):
         raise UsageError("--save-every needs -o, where to write the checkpoint")
-    arrays = read_arrays(data)
+    arrays = read_alike(data, world)
     for each in (path, averages):
         if each is not None:
             check_writable(each)

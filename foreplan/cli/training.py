@@ -183,7 +183,8 @@ class Run:
                 if not math.isfinite(loss):
                     why = _why_diverged(self.arrays, inputs)
                     raise DivergedError(f"the loss is {loss} at step {step}: {why}. {self.saving.state()}")
-                stopped = max(self.world.gather(caught[0] if caught else 0))  # ranks stop behind the same step
+                # Ranks stop behind the same step.
+                stopped = max(self.world.gather(caught[0] if caught else 0, f"the end of step {step}"))
                 self.saving.after(step)
                 figures = {"epoch": epoch_of, "loss": loss, "seconds": training.seconds[-1]}
                 if self.validation is not None and (step % self.per_epoch == 0 or step == self.last or stopped):

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from foreplan.cli.data import Arrays, read_arrays, samples_in
-from foreplan.cli.job import Share
+from foreplan.cli.data import Arrays, samples_in
+from foreplan.cli.job import Share, read_alike
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.cli.stages import samples_of_stages
 from foreplan.errors import ModelError, ShapeError, UsageError
@@ -57,7 +57,7 @@ class Validation:
                 outputs = self.sessions[size].step(batch).outputs
                 if outputs:  # which the last stage has, where there are several
                     found[step] = {name: float(mean) for name, mean in outputs.items()}
-        means = {step: each for own in reversed(self.world.gather(found)) for step, each in own.items()}
+        means = {step: each for own in reversed(self.world.gather(found, "a validation")) for step, each in own.items()}
         sums = dict.fromkeys(self.names, 0.0)
         for step, size in enumerate(self.sizes):
             for name, mean in means[step].items():
@@ -98,7 +98,7 @@ def validation_of(
     """
     if is_plan_file(model):
         raise UsageError(f"--validation compiles the model's forward pass, and {model!r} is a plan: give the model")
-    arrays = read_arrays(path)
+    arrays = read_alike(path, world)
     whole = _compiled(model, settings, training, metrics)
     if whole.program.is_stage:
         samples, batch, arrays = samples_of_stages(whole.program, arrays, path, 1, world)
@@ -108,7 +108,7 @@ def validation_of(
     parts = [whole] if count else []
     if rest:
         part = _of_size(model, settings, training, metrics, rest)
-        if all(world.gather(part is not None)) and part is not None:
+        if all(world.gather(part is not None, "the last step of a validation")) and part is not None:
             parts.append(part)
     sizes = [batch] * count + [rest] * (len(parts) > bool(count))
     if not sizes:
@@ -118,7 +118,9 @@ def validation_of(
     taken = (batch, rest) if count else (rest,)
     left_out = samples - sum(sizes)
     sessions = {size: part.bind(share=training) for size, part in zip(taken, parts)}
-    names = next(names for names in world.gather([slot.name for slot in whole.program.outputs]) if names)
+    names = next(
+        names for names in world.gather([slot.name for slot in whole.program.outputs], "what is measured") if names
+    )
     return Validation(sessions, arrays, sizes, left_out, training, world, share, names)
 
 

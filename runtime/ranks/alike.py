@@ -8,18 +8,22 @@ from foreplan.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.lower.stage_times import messages_of, unmatched
 from foreplan.planner.plan import Plan
+from foreplan.runtime.processes import versions_here
+from foreplan.runtime.ranks.agreement import agree
 from foreplan.runtime.ranks.launch import current
 from foreplan.runtime.ranks.world import ALONE, World
+from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
-_WHAT = ("another number of ranks", "another version of foreplan", "another step", "another seed", "another way to run")
+_ADVICE = "all ranks must compile one model with the same options, or read one plan file, and bind it alike"
 
 
-def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World:
+def check_alike(program: Program, plan: Plan, update: Update | None, seed: int, way: str = "") -> World:
     """The ranks that run a step, after a check that it is the same on all of them, or that stages fit one another. All
     ranks do it at the same time.
 
     Args:
+        update: the other half of a step that accumulates gradients.
         way: how it runs, where this must be the same on all of them.
 
     Raises:
@@ -33,15 +37,15 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
     step = digest_of(program, plan)
     if program.is_stage:
         step = f"{program.model} on {program.target}, with {program.of_stage} ranks in each stage"
-    told = world.gather((program.ranks, VERSION, step, seed, way))
-    for number, what in enumerate(_WHAT):
-        others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
-        if others:
-            which = f"rank {others[0]} has" if len(others) == 1 else f"ranks {_listed(others)} have"
-            raise SessionError(
-                f"{which} {what} than rank 0 ({told[others[0]][number]} instead of {told[0][number]}): all ranks must "
-                "compile one model with the same options, or read one plan file, and bind it alike"
-            )
+    inputs = (*program.inputs, *(update.program.inputs if update else ()))
+    inputs = () if program.is_stage else inputs  # which differ from stage to stage
+    facts: dict[str, object] = {"the number of ranks that it was planned for": program.ranks}
+    facts |= {"the version of foreplan": VERSION, "the seed": seed, "the way to run": way}
+    facts |= {f"the version of {name}": version for name, version in versions_here().items()}
+    facts |= {f"the default of {slot.name!r}": str(slot.init) for slot in inputs if slot.init is not None}
+    facts |= {"the number of micro-batches": update.micro_batches if update else 1, "the step": step}
+    facts |= {"the update": digest_of(update.program, update.plan) if update else "nothing"}
+    agree(world, "the step that they bind", facts, _ADVICE)
     groups = world.size if program.loss is None else program.ranks  # of inference, each may work by itself
     if groups % program.ranks or groups != world.size:
         raise SessionError(
@@ -53,7 +57,7 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
             f"stages do not fit one another: {wrong}. Each rank compiles the same model with the same options, and "
             f"with its own stage: ranks 0 to {program.of_stage - 1} with stage=0, and so on"
         )
-    for group in sorted(set().union(*world.gather(program.groups))):
+    for group in sorted(set().union(*world.gather(program.groups, "the groups of ranks"))):
         if group.ranks > 1:  # in one order on all ranks: those of another stage may ask for others first
             world.group(group.ranks, group.stride)
     return world
@@ -61,7 +65,7 @@ def check_alike(program: Program, plan: Plan, seed: int, way: str = "") -> World
 
 def _unfitting(world: World, program: Program, plan: Plan) -> str:
     """What is wrong with the stages that ranks are about to run, for people; empty: nothing is."""
-    told = world.gather((program.stage, digest_of(program, plan), messages_of(program, plan)))
+    told = world.gather((program.stage, digest_of(program, plan), messages_of(program, plan)), "the stages")
     for rank, (stage, digest, _) in enumerate(told):
         place, number = divmod(rank, program.of_stage)
         if stage != place:
@@ -77,8 +81,3 @@ def digest_of(program: Program, plan: Plan) -> str:
     slots = (f"{slot.name} {slot.operand} {slot.kind}" for slot in (*program.inputs, *program.stored))
     text = "\n".join((program.model, program.target, *slots, *calls, repr(plan.steps)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:5]))
-    return f"{shown} and {len(ranks) - 5} more" if len(ranks) > 5 else shown

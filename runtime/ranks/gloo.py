@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ import numpy as np
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
-from foreplan.runtime.ranks.world import alike, comes_true, place_in_group
+from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _LONG = 0.5  # seconds after which a rank that waits says so
 _MORE = 30.0  # seconds that the library waits beyond the deadline, so that it is foreplan that tells
@@ -229,22 +228,23 @@ class Gloo:
     def poll(self) -> None:
         """The library has threads for it."""
 
-    def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
-        """By pickling: the numbers of bytes, and then these, all as long as the longest."""
-        own = np.frombuffer(pickle.dumps((what, content)), np.uint8)
-        sizes = self._gathered(np.array([own.size]), what)
-        padded = np.zeros(sizes.max(), np.uint8)
-        padded[: own.size] = own
-        whole = self._gathered(padded, what).reshape(self.size, -1)
-        return alike([pickle.loads(row[:size].tobytes()) for row, size in zip(whole, sizes)])
-
-    def _gathered(self, own: np.ndarray, what: str) -> np.ndarray:
-        """The arrays of all ranks, one behind the other."""
-        found = np.empty(self.size * own.size, own.dtype)
+    def tell(self, note: bytes, what: str) -> Told:
+        """One call that does not block."""
+        own, notes = np.frombuffer(note, np.uint8), np.empty((self.size, len(note)), np.uint8)
         with self._waits.losing(what, self._ranks):
-            work = self._all_gather(self._tensor(found), self._tensor(own), group=self._talk, async_op=True)
-        self._waiting(what, self._ranks, work)()
-        return found
+            given, result = self._tensor(own), self._tensor(notes.reshape(-1))
+            work = self._all_gather(result, given, group=self._talk, async_op=True)
+        wait = self._waiting(what, self._ranks, work)
+
+        def told() -> list[bytes]:
+            wait()
+            return [each.tobytes() for each in notes]
+
+        return told
+
+    def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
+        """By pickling."""
+        return gathered(self, content, what)
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """In a group of its own."""

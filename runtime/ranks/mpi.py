@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
-from foreplan.runtime.ranks.world import alike, comes_true, place_in_group
+from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _NOTE = 1  # the tag of what ranks tell one another while they wait
 _LONG = 0.5  # seconds after which a rank that waits listens to what others ask
@@ -150,15 +149,20 @@ class Mpi:
         if self._open:
             MPI.Request.Testsome(self._open)
 
+    def tell(self, note: bytes, what: str) -> Told:
+        """One call that does not block."""
+        own, notes = np.frombuffer(note, np.uint8), np.empty((self.size, len(note)), np.uint8)
+        request = self._talk.Iallgather(own, notes)
+
+        def told() -> list[bytes]:
+            self._waits.until(request.Test, what, self._members)
+            return [each.tobytes() for each in notes]
+
+        return told
+
     def gather(self, content: Any, what: str = "what all ranks tell") -> list[Any]:
-        """By pickling: the numbers of bytes, and then these."""
-        own = np.frombuffer(pickle.dumps((what, content)), np.uint8)
-        sizes, size = np.empty(self.size, np.int64), np.array([own.size], np.int64)
-        self._waits.until(self._talk.Iallgather(size, sizes).Test, what, self._members)
-        whole = np.empty(int(sizes.sum()), np.uint8)
-        self._waits.until(self._talk.Iallgatherv(own, (whole, sizes.tolist())).Test, what, self._members)
-        parts = np.split(whole, np.cumsum(sizes)[:-1])
-        return alike([pickle.loads(part.tobytes()) for part in parts])
+        """By pickling."""
+        return gathered(self, content, what)
 
     def meet(self, note: bytes, seconds: float) -> list[bytes] | None:
         """On a communicator of its own. After it, all may finalize MPI, and each ends with its own code."""

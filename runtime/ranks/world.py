@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ import numpy as np
 
 from foreplan.errors import SessionError
 from foreplan.runtime.kernel import Run
+
+Told = Callable[[], list[bytes]]
 
 
 class World(Protocol):
@@ -55,6 +58,11 @@ class World(Protocol):
     def poll(self) -> None:
         """Let what has begun go on, in all groups."""
 
+    def tell(self, note: bytes, what: str) -> Told:
+        """Begin to tell all ranks a note, as long as theirs; the returned call waits for the notes of all, in their
+        order. It is apart from exchanges.
+        """
+
     def gather(self, content: Any, what: str = ...) -> list[Any]:
         """What each rank gives here, in the order of ranks, on every rank; small, and pickled.
 
@@ -78,6 +86,18 @@ def place_in_group(rank: int, ranks: int, stride: int) -> tuple[int, int]:
     """The first rank of the group that a rank is in, and its number there."""
     number = rank // stride % ranks
     return rank - number * stride, number
+
+
+def gathered(world: World, content: Any, what: str) -> list[Any]:
+    """`World.gather` by pickling: ranks tell how long their texts are, and then these, as long as the longest.
+
+    Raises:
+        SessionError: see `alike`.
+    """
+    text = pickle.dumps((what, content))
+    sizes = [int.from_bytes(note, "little") for note in world.tell(len(text).to_bytes(8, "little"), what)()]
+    texts = world.tell(text.ljust(max(sizes), b"\0"), what)()
+    return alike([pickle.loads(each[:size]) for each, size in zip(texts, sizes)])
 
 
 def alike(told: Sequence[tuple[str, Any]]) -> list[Any]:
@@ -129,6 +149,10 @@ class Alone:
 
     def poll(self) -> None:
         """Nothing goes on."""
+
+    def tell(self, note: bytes, what: str) -> Told:
+        """Its own."""
+        return lambda: [note]
 
     def gather(self, content: Any, what: str = "") -> list[Any]:
         """What this one gives."""
