@@ -294,7 +294,8 @@ class Session(Kept):
         waits = begun.waits
         self._broken = "it has not ended"  # stays so if anything interrupts it
         try:
-            compare = self._notes.begin(batches) if self._notes.in_use else None
+            if self._notes.in_use:
+                waits.append(self._notes.begin(batches))  # before a card: a host that is late is told here
             for i, arrays in enumerate(batches):
                 body.write(arrays)
                 body.run(watches.get(body))
@@ -310,8 +311,6 @@ class Session(Kept):
             if update is not None:
                 update.write(batches[0])
                 update.run(watches.get(update))
-            if compare is not None:
-                waits.append(compare)
         except BaseException as error:
             self._broken = type(error).__name__
             raise

@@ -98,10 +98,10 @@ def train(
     """
     from foreplan.runtime.ranks import current
 
-    options["target"], own = with_threads(options["target"], threads)
-    options["schedule"] = with_steps(options["schedule"], steps)
     world = current(deadline)
     agree_on_options(world, FILES)
+    options["target"], own = with_threads(options["target"], threads)
+    options["schedule"] = with_steps(options["schedule"], steps)
     settings = with_ranks(model, settings_from(options), world)
     if settings.infer:
         raise UsageError("`train` trains: leave --infer out")
