@@ -91,7 +91,7 @@ class Communicator:
         call, self.calls = self.calls, self.calls + 1
         self.meeting.give(call, self.rank, given)
         assert comes_true(partial(self._here, call), 60), f"call {call}: only {sorted(self.meeting.given[call])} came"
-        return self.meeting.take(call)
+        return self.meeting.take(call, self.rank, "work of a card")
 
     def _here(self, call: int) -> bool:
         self.library.card.go_between()

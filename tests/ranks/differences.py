@@ -30,19 +30,19 @@ def stages_of(ranks: int) -> Sequence[Compiled]:
     return [step_of(ranks, stages=ranks, stage=stage, accumulate=2) for stage in range(ranks)]
 
 
-def batch_for(compiled: Compiled, seed: int = 0) -> dict[str, Any]:
+def batch_for(compiled: Compiled, seed: int = 0, micro_batches: int = 1) -> dict[str, Any]:
     """Samples for a step."""
     rng = np.random.default_rng(seed)
     found: dict[str, Any] = {}
     for slot in compiled.program.required_inputs:
-        shape = slot.operand.type.shape
+        shape = slot.operand.type.shape if micro_batches == 1 else (micro_batches, *slot.operand.type.shape)
         found[slot.name] = (
             rng.standard_normal(shape, np.float32) if slot.operand.type.dtype.is_float else rng.integers(0, 10, shape)
         )
     return found
 
 
-def errors_of(ranks: int, job: Callable[[Thread], object], deadline: float = 20.0) -> list[str]:
+def errors_of(ranks: int, job: Callable[[Thread], object]) -> list[str]:
     """The error that a job ends with on each rank; all must end with one."""
 
     def ending(world: Thread) -> str:
@@ -52,4 +52,4 @@ def errors_of(ranks: int, job: Callable[[Thread], object], deadline: float = 20.
             return str(error)
         pytest.fail(f"rank {world.rank} ends without an error")
 
-    return run(ranks, ending, deadline)
+    return run(ranks, ending)

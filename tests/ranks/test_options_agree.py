@@ -37,7 +37,7 @@ def told_by(ranks: int, words: list[list[str]]) -> list[str]:
             cli.main(words[world.rank], prog_name="foreplan", standalone_mode=False)
         return error.value.format_message()
 
-    return run(ranks, job, deadline=20.0)
+    return run(ranks, job)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.opts[-1])

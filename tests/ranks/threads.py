@@ -22,22 +22,22 @@ Key = tuple[int, int, int, int]  # and how many of that name there were before
 class Meeting:
     """Where ranks meet: the n-th call of each meets the n-th of all others."""
 
-    def __init__(self, size: int, deadline: float = 60.0, members: Sequence[int] = ()) -> None:
-        self.size, self.deadline, self.members = size, deadline, members or range(size)
+    def __init__(self, size: int, members: Sequence[int] = (), whole: Meeting | None = None) -> None:
+        self.size, self.members = size, members or range(size)
         self.barrier = threading.Barrier(size, timeout=60)
+        self.ended: set[int] = set() if whole is None else whole.ended  # ranks of the job, which come no more
         self.given: dict[int, dict[int, Any]] = {}
-        self.lock = threading.Condition()
+        self.lock = threading.Condition() if whole is None else whole.lock
         self.groups: dict[tuple[int, int, int], Meeting] = {}  # by first rank, number and stride
 
         # Of messages: what is sent and where it arrives, each when its side has begun.
         self.sides: dict[Key, dict[str, np.ndarray]] = {}
         self.counts: Counter[tuple[Message, str]] = Counter()
 
-    def group(self, first: int, ranks: int, stride: int) -> Meeting:
+    def group(self, first: int, ranks: int, stride: int, members: Sequence[int] = ()) -> Meeting:
         """Where the ranks of a group meet."""
         with self.lock:
-            members = [self.members[first + stride * number] for number in range(ranks)]
-            return self.groups.setdefault((first, ranks, stride), Meeting(ranks, self.deadline, members))
+            return self.groups.setdefault((first, ranks, stride), Meeting(ranks, members, self))
 
     def give(self, call: int, rank: int, content: Any) -> None:
         """Give something for the call of that number."""
@@ -48,12 +48,31 @@ class Meeting:
     def take(self, call: int, rank: int, what: str) -> list[Any]:
         """What all have given for it, when they have."""
         with self.lock:
-            done = self.lock.wait_for(lambda: len(self.given.get(call, {})) == self.size, timeout=self.deadline)
-            if not done:
-                waiting = {self.members[each]: what for each in self.given.get(call, {})}
-                who = [Who.here()] * (max(self.members) + 1)
-                raise late(what, self.members[rank], self.deadline, self.members, waiting, who)
-            return [self.given[call][rank] for rank in range(self.size)]
+            given = self.given.setdefault(call, {})
+            missing = self.wait(lambda: [each for each in range(self.size) if each not in given])
+            if missing:
+                waiting = {self.members[each]: what for each in given}
+                raise late(what, self.members[rank], 0.0, self.members, waiting, self.who)
+            return [given[rank] for rank in range(self.size)]
+
+    def wait(self, missing: Callable[[], list[int]]) -> list[int]:
+        """Wait until no rank is missing, or one that is has ended: which are."""
+        came = self.lock.wait_for(
+            lambda: not missing() or any(self.members[each] in self.ended for each in missing()), timeout=60
+        )
+        assert came, f"ranks {[self.members[each] for each in missing()]} neither come nor end"
+        return missing()
+
+    def end(self, rank: int) -> None:
+        """A rank of the job ends."""
+        with self.lock:
+            self.ended.add(rank)
+            self.lock.notify_all()
+
+    @property
+    def who(self) -> list[Who]:
+        """Each rank of the job is this process."""
+        return [Who.here()] * (max(self.members) + 1)
 
     def begin(self, message: Message, side: str, array: np.ndarray, what: str) -> Run:
         """One side of a message begins. The n-th of that name on one side is the n-th on the other."""
@@ -70,10 +89,9 @@ class Meeting:
         """
         with self.lock:
             begun = self.sides[key]
-            if not self.lock.wait_for(lambda: len(begun) == 2, timeout=self.deadline):
-                rank, other = key[:2] if side == "from" else key[1::-1]
-                who = [Who.here()] * self.size
-                raise late(what, self.members[rank], self.deadline, [self.members[other]], {}, who)
+            rank, other = key[:2] if side == "from" else key[1::-1]
+            if self.wait(lambda: [] if len(begun) == 2 else [other]):
+                raise late(what, self.members[rank], 0.0, [self.members[other]], {}, self.who)
             if side == "into":
                 assert begun["from"].shape == begun["into"].shape, key
                 begun["into"][...] = begun["from"]
@@ -100,7 +118,8 @@ class Thread:
             return self
         if (ranks, stride) not in self.groups:
             first, number = place_in_group(self.rank, ranks, stride)
-            self.groups[ranks, stride] = Thread(self.meeting.group(first, ranks, stride), number, self)
+            members = [self.meeting.members[first + stride * each] for each in range(ranks)]
+            self.groups[ranks, stride] = Thread(self.meeting.group(first, ranks, stride, members), number, self)
         return self.groups[ranks, stride]
 
     def begin(self, kind: str, peer: int, source: np.ndarray, into: np.ndarray, what: str = "") -> Run:
@@ -180,9 +199,11 @@ class Thread:
         raise AssertionError(f"rank {self.rank} ends the job with {code}")
 
 
-def run(size: int, job: Callable[[Thread], Result], deadline: float = 60.0) -> list[Result]:
-    """What a function gives on each rank of a new world, in the order of ranks; the first error of any is raised."""
-    meeting = Meeting(size, deadline)
+def run(size: int, job: Callable[[Thread], Result]) -> list[Result]:
+    """What a function gives on each rank of a new world, in the order of ranks; the first error of any is raised.
+    Whoever waits for a rank that has ended has come to the deadline.
+    """
+    meeting = Meeting(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
@@ -194,6 +215,8 @@ def run(size: int, job: Callable[[Thread], Result], deadline: float = 60.0) -> l
         except BaseException as error:
             errors.append(error)
             meeting.barrier.abort()
+        finally:
+            meeting.end(rank)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
