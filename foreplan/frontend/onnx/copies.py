@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number
-from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.exporter import Exporter
 
 if TYPE_CHECKING:
     import onnx

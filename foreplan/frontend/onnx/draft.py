@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.graph.names import Names
 

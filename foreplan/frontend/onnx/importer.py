@@ -13,6 +13,7 @@ from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.branches import Guards, kept_where
 from foreplan.frontend.onnx.builder import OnnxBuilder, sources_of
 from foreplan.frontend.onnx.control import CONTROL_FLOW
+from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
 from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
@@ -22,7 +23,7 @@ from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
 from foreplan.frontend.onnx.outputs import compared
 from foreplan.frontend.onnx.restore import restored
-from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
+from foreplan.frontend.onnx.roles import NO_ROLE, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
 from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor, given_array

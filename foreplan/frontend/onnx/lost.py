@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import Layout, layout_in
-from foreplan.frontend.onnx.roles import LEARNED, LEFT_OVER, Exporter, Role
+from foreplan.frontend.onnx.exporter import Exporter
+from foreplan.frontend.onnx.roles import LEARNED, LEFT_OVER, Role
 from foreplan.graph.ir import Kind
 from foreplan.units import listed
 
@@ -31,6 +32,7 @@ def notes_on(graph: onnx.GraphProto, roles: Mapping[str, Role], exporter: Export
     return [
         *_folded(graph, trained, exporter),
         *_left_over(held, roles),
+        *_guessed(roles),
         *_changed(graph, held, exporter),
         *_untied(graph, held, trained, exporter.path),
     ]
@@ -75,6 +77,19 @@ def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) 
             f"the exporter has computed {listed(map(repr, learned), 3)}, filled as by training: trained. If they come "
             "from buffers, name them in freeze="
         )
+    return notes
+
+
+def _guessed(roles: Mapping[str, Role]) -> list[str]:
+    """Roles that only names tell."""
+    notes = []
+    for kind, told in (
+        (Kind.PARAMETER, "they seem to be learned: trained. If they are not, name them in freeze="),
+        (Kind.CONSTANT, "they seem to be constants: not trained. If they were learned, name them in train="),
+    ):
+        found = [name for name, role in roles.items() if role.guessed and role.kind is kind]
+        if found:
+            notes.append(f"neither use nor numbers tell the roles of {listed(map(repr, found), 3)}; by name {told}")
     return notes
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.apart import take_apart
 from foreplan.frontend.onnx.draft import Draft
+from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.order import in_order
-from foreplan.frontend.onnx.roles import Exporter
 from foreplan.frontend.onnx.shadow import rename_shadows
 from foreplan.frontend.onnx.tie import tie
 from foreplan.frontend.onnx.untie import untie

@@ -1,28 +1,27 @@
-"""Which tensors of a model are trained: as the exporter says, or by names and uses, before anything is translated.
+"""Which tensors of a model are trained: as the exporter says, by uses and numbers, and by names where these are silent.
 
-A tensor that a PyTorch module has by name is a parameter, unless it is used, called or filled as tables and masks are.
-One that the exporter made is a parameter where it stands in the place of a weight. Of other files, names say nothing:
-there a parameter is what stands in the place of a weight, and what is added or multiplied as biases and gains are.
+`_RULES` has the rules in their order. The first that knows a tensor's role decides, and says why. A rule proves a role,
+or guesses it where only a name is left; the import tells what was guessed.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import differs_by_head, is_irregular, is_one_number, table_like
-from foreplan.frontend.onnx.signature import Signature
+from foreplan.frontend.onnx.contents import differs_by_head, is_one_number, the_number
+from foreplan.frontend.onnx.exporter import Exporter, is_learned_name, is_literal_name, is_table_name
+from foreplan.frontend.onnx.places import is_round
+from foreplan.frontend.onnx.tables import is_irregular, table_like
 from foreplan.frontend.onnx.tensors import FLOATS
-from foreplan.frontend.onnx.uses import Functions, Use, Uses, find_uses, reads
+from foreplan.frontend.onnx.uses import Functions, Use, find_uses, reads
 from foreplan.graph.ir import Kind
 from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import onnx
 
 # Op → the inputs that are weights; running statistics apart.
@@ -63,33 +62,6 @@ _BIAS_SLOTS = {"Add": (0, 1), "Mul": (0, 1), "Sum": tuple(range(8))}
 _TOKEN_SLOTS = {"Expand": (0,), "Concat": tuple(range(64)), "Tile": (0,)}
 _NORMS = {name for name in _WEIGHT_SLOTS if name.endswith("Normalization")}
 
-_MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-# Names that PyTorch's exporters, and the tools behind them, give to tensors of their own.
-_EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_\d+|.*lifted_tensor.*|ortshared_.*")
-# What TorchScript's exporter computed from a tensor of the module; constants of the program have other names.
-_FOLDED = re.compile(r"onnx::([A-Z]\w*)_\d+")
-# The last part of a name that modules give to what they compute once and do not train.
-_TABLES = re.compile(
-    r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
-    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|cosines?|sines?|mean_\w+|std_\w+|fb"
-    r"|filterbank|window_?|hann|mean|std|var|variance|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas"
-    r"|alphas_cumprod\w*|buffer|buf|zeros?|ones|eye|unit_scale)"
-)
-# Results of PyTorch's ops, as torch.export calls them: with a number behind all but the first of each.
-_RESULTS = re.compile(
-    r"_?(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|reciprocal|square|abs|sign|floor|ceil|round|clamp\w*|sin|cos|tanh"
-    r"|relu|sigmoid|silu|gelu|softplus|softmax|log_softmax|sum|mean|amax|amin|max|min|prod|cumsum|norm"
-    r"|linalg_vector_norm|linear|matmul|mm|bmm|addmm|baddbmm|einsum|outer|clone|copy|detach|alias|contiguous|to|to_copy"
-    r"|type_as|view|reshape|flatten|permute|transpose|t|expand\w*|repeat\w*|tile|slice|select|index|index_\w+|gather"
-    r"|embedding|unsqueeze|squeeze|cat|stack|split\w*|chunk|getitem|unbind|roll|flip|pad|constant_pad_nd|where"
-    r"|masked_fill|triu|tril|eq|ne|lt|gt|le|ge|logical_\w+|bitwise_\w+|any|all|arange|linspace|full\w*|zeros\w*"
-    r"|ones\w*|empty\w*|eye|new_\w+|scalar_tensor\w*|lift_fresh_copy|layer_norm|native_\w+|batch_norm|group_norm"
-    r"|conv\dd|convolution|dropout|unsafe_\w+)(_\d+)?"
-)
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_SOURCES = "pkg.onnxscript.optimizer.folded_from"
-
 
 @dataclass(frozen=True)
 class Role:
@@ -98,79 +70,18 @@ class Role:
     Attributes:
         kind: PARAMETER, FROZEN, BUFFER or CONSTANT.
         why: for people; empty for what nobody would take for a weight.
+        guessed: whether a name decided, where neither use nor numbers tell.
     """
 
     kind: Kind
     why: str = ""
+    guessed: bool = False
 
 
 _CHOSEN = {True: Kind.PARAMETER, False: Kind.FROZEN}
 NO_ROLE = Role(Kind.CONSTANT)
 LEARNED = Role(Kind.PARAMETER, "made by the exporter, and filled as by training")
 LEFT_OVER = Role(Kind.CONSTANT, "made by the exporter, and in no weight's place")
-
-
-@dataclass(frozen=True)
-class Exporter:
-    """What a file says of its tensors besides their content.
-
-    Attributes:
-        is_torch: whether names without a dot are those of a PyTorch module too.
-        signature: the tensors of the module, as torch.export knows them.
-        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, of those and of the file's.
-        sources: name of a tensor that the exporter has computed → names of those that it was computed from.
-        path: the file, beside which contents lie.
-    """
-
-    is_torch: bool = False
-    signature: Signature = field(default_factory=Signature)
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    path: Path | None = None
-
-    @staticmethod
-    def of(proto: onnx.ModelProto, path: Path | None) -> Exporter:
-        """What a model's exporter says."""
-        signature = Signature.of(proto.graph)
-        kinds, sources = dict(signature.kinds), {}
-        for told in (*proto.graph.value_info, *proto.graph.initializer, *proto.graph.input):
-            for entry in told.metadata_props:
-                if entry.key == _KIND:
-                    kinds[told.name] = entry.value
-                elif entry.key == _SOURCES:
-                    sources[told.name] = re.findall(r"'([^']*)'", entry.value)
-        return Exporter("pytorch" in proto.producer_name.lower(), signature, kinds, sources, path)
-
-    def names_module(self, name: str) -> bool:
-        """Whether a PyTorch module calls a tensor by this name."""
-        return self._is_path(name) and not self.made(name)
-
-    def learned_source(self, name: str) -> str:
-        """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
-        sources = self.sources.get(name, ())
-        if self.signature.kinds:
-            return next((each for each in sources if self.kinds.get(each) == "PARAMETER"), "")
-        paths = (each for each in sources if self._is_path(each) and not _EXPORTERS.fullmatch(each))
-        return next((each for each in paths if not _is_table(each) and not _RESULTS.fullmatch(each)), "")
-
-    def buffer_source(self, name: str) -> str:
-        """A buffer that the exporter has computed a tensor from, and no parameter; empty: none."""
-        sources = self.sources.get(name, ())
-        if any(self.kinds.get(each) == "PARAMETER" for each in sources):
-            return ""
-        return next((each for each in sources if self.signature.kinds.get(each) == "BUFFER"), "")
-
-    def made(self, name: str) -> bool:
-        """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
-        return bool(_EXPORTERS.fullmatch(name) or (self.kinds and name not in self.kinds))
-
-    def _is_path(self, name: str) -> bool:
-        """Whether a name has the form of those of a module's tensors."""
-        return bool(_MODULE_PATH.fullmatch(name) or (self.is_torch and _IDENTIFIER.fullmatch(name)))
-
-
-def _is_table(name: str) -> bool:
-    return bool(_TABLES.fullmatch(name.rpartition(".")[2]))
 
 
 def find_roles(
@@ -185,9 +96,12 @@ def find_roles(
     norm times a direction) makes parameters of the tensors that it was computed from. Only tensors of floats can be
     trained; this is checked where they are stored.
     """
-    uses = find_uses(nodes, initializers, functions or {})
     exporter = exporter or Exporter()
-    return {name: _role(name, uses, exporter) for name in uses.found}
+    uses = find_uses(nodes, initializers, functions or {}, exporter.path)
+    cases: dict[str, _Case] = {}
+    for name, found in uses.found.items():
+        cases[name] = _Case(name, uses.held[name], found, name in uses.initializers, exporter, cases)
+    return {name: next(role for rule in _RULES if (role := rule(case)) is not None) for name, case in cases.items()}
 
 
 def chosen_roles(roles: Mapping[str, Role], selection: Selection) -> Mapping[str, Role]:
@@ -204,73 +118,195 @@ def chosen_roles(roles: Mapping[str, Role], selection: Selection) -> Mapping[str
     return {**roles, **{name: Role(_CHOSEN[trained], why) for name, (trained, why) in chosen.items()}}
 
 
-def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
-    found, tensor = uses.found[name], uses.held[name]
-    if tensor is not None and tensor.data_type not in FLOATS:
-        return NO_ROLE
-    if any(reads(found, _STATISTICS)):
+@dataclass(frozen=True)
+class _Case:
+    """A tensor whose role is asked for.
+
+    Attributes:
+        tensor: None where a node makes it of a number.
+        initializer: whether it stands in the file as a weight does, and not as a node's attribute.
+        cases: those of all tensors, by name.
+    """
+
+    name: str
+    tensor: onnx.TensorProto | None
+    uses: Sequence[Use]
+    initializer: bool
+    exporter: Exporter
+    cases: Mapping[str, _Case]
+
+    @cached_property
+    def made(self) -> bool:
+        """Whether the exporter has made it."""
+        return self.exporter.made(self.name)
+
+    @cached_property
+    def weights(self) -> list[Use]:
+        """The uses in the place of a weight. What the exporter made, and one number, stand there as they are."""
+        apart = self.made or self.single
+        return [use for use in reads(self.uses, _WEIGHT_SLOTS) if use.direct or not apart]
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether it has one element."""
+        if self.tensor is not None:
+            return math.prod(self.tensor.dims) == 1
+        return bool(self.uses) and all(use.axes == 0 for use in self.uses)
+
+    @cached_property
+    def completes(self) -> bool:
+        """Whether it is one long axis that scales or shifts what a contraction or a normalisation gives."""
+        return any(use.direct and use.completes and use.axes == 1 for use in self.uses)
+
+    @cached_property
+    def number(self) -> float | None:
+        """What stands everywhere in it; None: several numbers, or it is not known."""
+        return None if self.tensor is None else the_number(self.tensor, self.exporter.path)
+
+    @cached_property
+    def table(self) -> str:
+        """Why its numbers are those of a table; empty: they may be learned."""
+        return "" if self.tensor is None else table_like(self.tensor, self.exporter.path)
+
+
+def _of_its_type(case: _Case) -> Role | None:
+    """Only floats are trained."""
+    return NO_ROLE if case.tensor is not None and case.tensor.data_type not in FLOATS else None
+
+
+def _as_told(case: _Case) -> Role | None:
+    """A record of the exporter's proves most; and batch normalisation tells its statistics by their place."""
+    if any(reads(case.uses, _STATISTICS)):
         return Role(Kind.BUFFER, "a running statistic")
-    told = exporter.kinds.get(name)
+    told = case.exporter.kinds.get(case.name)
     if told == "PARAMETER":
         return Role(Kind.PARAMETER, "a parameter, as the exporter says")
-    if told is not None:
-        return Role(Kind.CONSTANT, "a buffer, as the exporter says")
-    if all(use.blind for use in found):
-        return Role(Kind.CONSTANT, "no gradient reaches it")
-    if source := exporter.learned_source(name):
-        if tensor is not None and (why := table_like(tensor, exporter.path)):
-            return Role(Kind.CONSTANT, why)
-        return Role(Kind.PARAMETER, f"computed by the exporter from {source!r}")
-    if source := exporter.buffer_source(name):
+    return None if told is None else Role(Kind.CONSTANT, "a buffer, as the exporter says")
+
+
+def _without_gradient(case: _Case) -> Role | None:
+    """Comparisons, conditions, indices and extents pass no gradient."""
+    return Role(Kind.CONSTANT, "no gradient reaches it") if all(use.blind for use in case.uses) else None
+
+
+def _by_source(case: _Case) -> Role | None:
+    """What was computed from a parameter is one, and none what was computed from buffers alone."""
+    if source := case.exporter.learned_source(case.name):
+        return Role(Kind.CONSTANT, case.table) if case.table else _trained(f"computed by the exporter from {source!r}")
+    if source := case.exporter.buffer_source(case.name):
         return Role(Kind.CONSTANT, f"computed by the exporter from the buffer {source!r}")
-    if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
-        learned = tensor is not None and _FOLDED.fullmatch(name) and differs_by_head(tensor, exporter.path)
-        return LEARNED if learned else Role(Kind.CONSTANT, "added to attention's scores, as masks are")
-    if exporter.names_module(name):
-        return _by_name(name, tensor, found, exporter)
-    weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]
-    place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
-    if exporter.made(name):
-        completes = any(use.direct and use.completes and use.axes == 1 for use in found)
-        if tensor is None:
-            return LEFT_OVER
-        if not (weights or completes):
-            return _folded(name, tensor, found, exporter)
-        if why := table_like(tensor, exporter.path):
-            return Role(Kind.CONSTANT, why)
-        of_module = completes and not weights and _FOLDED.fullmatch(name)
-        if (completes or weights[0].op in _NORMS) and not of_module and is_one_number(tensor, exporter.path):
-            return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
-        return Role(Kind.PARAMETER, place if weights else "scales or shifts a product or a normalisation")
-    if weights:
-        return Role(Kind.PARAMETER, place)
-    learned = name in uses.initializers
-    if any(use.axes == 1 or (learned and use.direct) for use in reads(found, _BIAS_SLOTS)) and not _is_scalar(tensor):
-        return Role(Kind.PARAMETER, "added or multiplied, as biases and gains are")
-    if learned and any(use.direct for use in reads(found, _TOKEN_SLOTS)):
-        return Role(Kind.PARAMETER, "joined to the data, as tokens are")
-    return Role(Kind.CONSTANT, place)
+    return None
 
 
-def _folded(name: str, tensor: onnx.TensorProto, uses: Sequence[Use], exporter: Exporter) -> Role:
-    """The role of what the exporter made and no weight's place tells: in a name of TorchScript's stands its reader."""
-    reader = _FOLDED.fullmatch(name)
-    brought = any(use.direct for slots in (_BIAS_SLOTS, _TOKEN_SLOTS) for use in reads(uses, slots))
-    if reader is None or not (brought or reader[1] in ("MatMul", "Gemm")) or not is_irregular(tensor, exporter.path):
-        return LEFT_OVER
-    return LEARNED
+def _by_place(case: _Case) -> Role | None:
+    """A formula's place, held by one number, proves that nobody learns it. A mask's place proves a mask."""
+    if place := next((use.place for use in case.uses if use.place), ""):
+        return Role(Kind.CONSTANT, place)
+    if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in case.uses):
+        folded = None if not case.exporter.folded_by(case.name) else case.tensor
+        if folded is not None and differs_by_head(folded, case.exporter.path):
+            return LEARNED
+        return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
+    return None
 
 
-def _by_name(name: str, tensor: onnx.TensorProto | None, uses: Sequence[Use], exporter: Exporter) -> Role:
-    """The role of what a module has by name."""
-    if any(use.is_basis for use in uses) and not name.endswith("weight"):
+def _by_numbers(case: _Case) -> Role | None:
+    """Numbers that keep a rule prove a table: training leaves noise. What exporters have left over is told of apart."""
+    if case.made and not (case.weights or case.completes):
+        return None
+    if case.table:
+        return Role(Kind.CONSTANT, case.table)
+    partners = [case.cases[use.partner] for use in case.uses if use.partner in case.cases]
+    if partners and all(each.table for each in partners) and case.number == 0:
+        return Role(Kind.CONSTANT, "the zeros that a product with a table has for a bias")
+    return None
+
+
+def _by_way(case: _Case) -> Role | None:
+    """Sines, scattered entries and products of constants prove parts of tables, but against a PyTorch module's name."""
+    if not case.uses or not all(use.way for use in case.uses) or case.exporter.tells(case.name):
+        return None
+    return Role(Kind.CONSTANT, case.uses[0].way)
+
+
+def _one_number(case: _Case) -> Role | None:
+    """A weight's place proves that one number is learned, and so does a PyTorch module's name. Others are guesses."""
+    if not case.single or case.weights or case.made or case.exporter.tells(case.name):
+        return None
+    if any(use.is_bias and use.direct for use in case.uses):
+        return _trained("added to a product of one column, as biases are")
+    plain = case.number is None or is_round(case.number)
+    divides = any(use.op == "Div" for use in case.uses) and plain
+    within = not plain or any(sign in case.name for sign in "./")  # a bare `scale` of 0.125 is attention's
+    if within and is_learned_name(case.name, divides):
+        return Role(Kind.PARAMETER, "one number, and learned, by its name", guessed=True)
+    if is_literal_name(case.name):
+        return Role(Kind.CONSTANT, "one number, and none that is learned, by its name", guessed=not plain)
+    if case.exporter.names_module(case.name) and not plain:
+        return Role(Kind.PARAMETER, "one number that no formula has, and a module's, by its name", guessed=True)
+    return Role(Kind.CONSTANT, "one number, in no weight's place", guessed=not plain)
+
+
+def _by_name(case: _Case) -> Role | None:
+    """A PyTorch module's name proves a parameter or a buffer; names of other tools in its form are guesses."""
+    literal = is_literal_name(case.name) and not case.exporter.is_torch
+    if literal or not case.exporter.names_module(case.name):
+        return None
+    if any(use.is_basis for use in case.uses) and not case.name.endswith("weight"):
         return Role(Kind.CONSTANT, "multiplied to sines and cosines of the product, as random features are")
-    if _is_table(name):
-        return Role(Kind.CONSTANT, f"called {name.rpartition('.')[2]!r}, as tables are")
-    if tensor is not None and (why := table_like(tensor, exporter.path)):
-        return Role(Kind.CONSTANT, why)
-    return Role(Kind.PARAMETER, "a module's, by its name")
+    placed = any(use.direct for use in case.weights) and not case.exporter.is_torch
+    if is_table_name(case.name) and not placed:
+        return Role(Kind.CONSTANT, f"called {case.name.rpartition('.')[2]!r}, as tables are")
+    return _trained("a module's, by its name")
 
 
-def _is_scalar(tensor: onnx.TensorProto | None) -> bool:
-    return tensor is not None and math.prod(tensor.dims) == 1
+def _by_use(case: _Case) -> Role:
+    """The place of a weight, a bias or a gain proves a parameter, as far as the exporter does not fill it."""
+    if case.made:
+        return _made(case)
+    if case.weights:
+        return _trained(f"in the place of a {case.weights[0].op}'s weight")
+    learned = case.initializer or (case.tensor is not None and is_irregular(case.tensor, case.exporter.path))
+    shifts = any(use.axes == 1 or (learned and use.direct) for use in reads(case.uses, _BIAS_SLOTS))
+    if shifts and not case.single:
+        return _trained("added or multiplied, as biases and gains are")
+    if learned and any(use.direct for use in reads(case.uses, _TOKEN_SLOTS)):
+        return _trained("joined to the data, as tokens are")
+    return Role(Kind.CONSTANT, "in no weight's place")
+
+
+def _made(case: _Case) -> Role:
+    """The role of what the exporter made."""
+    completes, folded = case.completes, case.exporter.folded_by(case.name)
+    if case.tensor is None:
+        return LEFT_OVER
+    if not (case.weights or completes):
+        # In a name of TorchScript's stands the reader.
+        brought = any(use.direct for slots in (_BIAS_SLOTS, _TOKEN_SLOTS) for use in reads(case.uses, slots))
+        learned = (brought and folded) or folded in ("MatMul", "Gemm")
+        return LEARNED if learned and is_irregular(case.tensor, case.exporter.path) else LEFT_OVER
+    of_module = completes and not case.weights and folded
+    unit = (completes or case.weights[0].op in _NORMS) and not of_module
+    if unit and is_one_number(case.tensor, case.exporter.path):
+        return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
+    if case.weights:
+        return _trained(f"in the place of a {case.weights[0].op}'s weight")
+    return _trained("scales or shifts a product or a normalisation")
+
+
+def _trained(why: str) -> Role:
+    return Role(Kind.PARAMETER, why)
+
+
+_RULES: tuple[Callable[[_Case], Role | None], ...] = (
+    _of_its_type,
+    _as_told,
+    _without_gradient,
+    _by_source,
+    _by_place,
+    _by_numbers,
+    _by_way,
+    _one_number,
+    _by_name,
+    _by_use,
+)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import Layout, ends, layout_in
 from foreplan.frontend.onnx.draft import Draft
-from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.units import listed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from foreplan.frontend.onnx.contents import is_one_number
 from foreplan.frontend.onnx.copies import copied
 from foreplan.frontend.onnx.draft import Draft
-from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.signature import Read
 from foreplan.units import listed
 

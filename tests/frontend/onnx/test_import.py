@@ -97,8 +97,8 @@ def test_weights_are_parameters_and_statistics_buffers_wherever_they_come_from()
     [
         ((2,), Kind.PARAMETER, Kind.PARAMETER),
         ((1, 4, 1), Kind.PARAMETER, Kind.PARAMETER),
-        ((3, 4, 1), Kind.PARAMETER, Kind.CONSTANT),
-        ((3, 4, 2), Kind.PARAMETER, Kind.CONSTANT),
+        ((3, 4, 1), Kind.PARAMETER, Kind.PARAMETER),
+        ((3, 4, 2), Kind.PARAMETER, Kind.PARAMETER),
         ((1, 1, 1), None, None),  # one number is part of the expression
     ],
 )
@@ -110,6 +110,15 @@ def test_what_is_added_is_a_bias_if_it_is_a_vector_or_was_learned(
     for nodes, constants, kind in (([made, add], {}, of_node), ([add], {"b": random(*shape)}, of_initializer)):
         found = kinds(from_onnx(model(nodes, {"x": (3, 4, 2)}, ["y"], constants)))
         assert found == ({} if kind is None else {"b": kind})
+
+
+def test_a_matrix_that_a_node_holds_is_learned_where_its_numbers_are_as_training_leaves_them() -> None:
+    """Old converters, such as Paddle's, hold all weights in Constants."""
+    drawn = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+    for numbers, kind in ((drawn, Kind.PARAMETER), (np.ones((3, 4, 2), np.float32), Kind.CONSTANT)):
+        made = helper.make_node("Constant", [], ["b"], value=onnx.numpy_helper.from_array(numbers))
+        graph = from_onnx(model([made, node("Add", "x b", "y")], {"x": (3, 4, 2)}, ["y"]))
+        assert kinds(graph) == {"b": kind}
 
 
 def test_a_constant_without_a_name_is_refused() -> None:

@@ -227,7 +227,7 @@ def test_most_of_a_large_weight_stays_unread(tmp_path: Path) -> None:
     path, n = tmp_path / "model.onnx", 1024
     onnx.save(model([node("MatMul", "x net.weight", "y")], {"x": (3, n)}, ["y"], {"net.weight": random(n, n)}), path)
     code = (
-        "import os, pathlib, sys; from foreplan.frontend.onnx.contents import table_like\n"
+        "import os, pathlib, sys; from foreplan.frontend.onnx.tables import table_like\n"
         "from foreplan.frontend.onnx.load import load_model; path = pathlib.Path(sys.argv[1])\n"
         "def read(): return int(open('/proc/self/io').read().split('read_bytes: ')[1].split()[0])\n"
         "(tensor,) = load_model(path).proto.graph.initializer; file = os.open(path, os.O_RDONLY); os.fsync(file)\n"
