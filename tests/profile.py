@@ -11,9 +11,10 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import combinations, product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from foreplan.planner import driver
 from foreplan.planner.effort import Effort, OrderEffort, PlacementEffort, RecomputeEffort, SequenceEffort
@@ -34,9 +35,10 @@ PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
 
 # How long the planner searches in tests that are not marked `whole_search`.
 SHORT = Effort(
-    order=OrderEffort(search_work=200_000, window_work=40_000, move_work=600_000),
+    order=OrderEffort(search_work=20_000, window_work=4_000, move_work=60_000),
     recompute=RecomputeEffort(
-        descent_work=2_000_000,
+        descent_work=200_000,
+        short_work=100_000,
         reordered=400,
         polish_work=5_000_000,
         polish_pair=300,
@@ -90,14 +92,33 @@ def pairs(*axes: Iterable[Hashable]) -> list[pytest.ParameterSet]:
     axes among them, which is what most faults take (Kuhn, Wallace and Gallo, "Software fault interactions", IEEE
     Transactions on Software Engineering 2004); the others run in `all` alone.
     """
+    return _covered(axes, 2)
+
+
+def values(*axes: Iterable[Hashable]) -> list[pytest.ParameterSet]:
+    """As `pairs`, but those that run from `usual` on have each value of every axis among them, and no more."""
+    return _covered(axes, 1)
+
+
+def _covered(axes: Iterable[Iterable[Hashable]], together: int) -> list[pytest.ParameterSet]:
     rows = list(product(*map(tuple, axes)))
-    pairs_of = [set(combinations(enumerate(row), 2)) for row in rows]
-    left, usual = set().union(*pairs_of), set[int]()
+    covers = [set(combinations(enumerate(row), together)) for row in rows]
+    left, usual = set().union(*covers), set[int]()
     while left:
-        best = max(range(len(rows)), key=lambda i: len(pairs_of[i] & left))
+        best = max(range(len(rows)), key=lambda i: len(covers[i] & left))
         usual.add(best)
-        left -= pairs_of[best]
-    return [pytest.param(*row, marks=[] if i in usual else [pytest.mark.thorough]) for i, row in enumerate(rows)]
+        left -= covers[best]
+    return few([pytest.param(*row) for row in rows], usual)
+
+
+def few(rows: Iterable[Any], usual: Collection[int] = (0,)) -> list[pytest.ParameterSet]:
+    """Parameters, of which those at some places run from `usual` on, the first if nothing is said, and all in `all`."""
+    found = []
+    for i, row in enumerate(rows):
+        given = row if isinstance(row, ParameterSet) else pytest.param(*(row if isinstance(row, tuple) else (row,)))
+        marks = [] if i in usual else [pytest.mark.thorough]
+        found.append(pytest.param(*given.values, id=given.id, marks=[*given.marks, *marks]))
+    return found
 
 
 def cases(

@@ -17,7 +17,7 @@ from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.options import Options
 from foreplan.step_graphs import step_graphs
-from tests.profile import pick
+from tests.profile import few, pick, values
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import Batch, Trained, assert_close, assert_same, batches_for, own_part, trained
 
@@ -84,9 +84,7 @@ def test_a_residual_network_trains_as_in_one_process(ranks: int, target: str, ot
     assert len(found[0].log) == len(local[0].log) + 3 * 2 * LAYERS, "one a layer and direction, in each of three steps"
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("ranks", "target", "shard"), values([2, 3, 4], ["numpy", "cpu"], SHARDS))
 def test_all_that_ranks_hold_parts_of(ranks: int, target: str, shard: str) -> None:
     model = network(3, 7, 5)
     (alone,) = trained(model, optim.AdamW(0.01), 1, 24, target=target)
@@ -96,7 +94,7 @@ def test_all_that_ranks_hold_parts_of(ranks: int, target: str, shard: str) -> No
         assert_same(each, found[0])
 
 
-@pytest.mark.parametrize("seed", range(pick(8, 24, 200)))
+@pytest.mark.parametrize("seed", range(pick(4, 8, 200)))
 def test_drawn_layers(seed: int) -> None:
     """Of [N, C] and images of one to three axes, with any momentum and epsilon."""
     rng = Random(seed)
@@ -117,8 +115,7 @@ def test_drawn_layers(seed: int) -> None:
         assert_same(each, found[0])
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("target", "shard"), values(["numpy", "cpu"], SHARDS))
 def test_narrow_images(shard: str, target: str) -> None:
     """Statistics and what is exchanged stay float32."""
     options = {"precision": "bf16", "target": target, "batch_norm": "sync"}
@@ -230,12 +227,12 @@ def test_memory(target: str, precision: str) -> None:
 
     images = fp.models.build("resnet18:size=64,classes=10,batch=64")
     assert nbytes(images, "sync") <= 1.02 * nbytes(images, "train")
-    few = network(3, 64, 64, channels=16, times=4)(16)
+    small = network(3, 64, 64, channels=16, times=4)(16)
     vectors = 2 * 4 * (16 + 17 + 18 + 19) * (4 + 4)  # two of each layer: of four ranks, and four more of its own
-    assert nbytes(few, "sync") <= nbytes(few, "train") + vectors + 4096
+    assert nbytes(small, "sync") <= nbytes(small, "train") + vectors + 4096
 
 
-@pytest.mark.parametrize("budget", [0.9, 0.75])
+@pytest.mark.parametrize("budget", few([0.75, 0.9]))
 def test_recomputation_exchanges_nothing_again(budget: float) -> None:
     model = network(3, 16, 16, channels=8, times=3)
     free = trained(model, optim.SGD(0.1), 2, 16, batch_norm="sync", remat="off")

@@ -12,6 +12,7 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.frontend import Tensor, nn
+from tests.profile import few
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import batches_for, own_part
 
@@ -53,7 +54,17 @@ def steps(
 
 @pytest.mark.parametrize(
     ("ranks", "shard", "tensor"),
-    [(2, "none", 1), (2, "state", 1), (3, "parameters", 1), (4, "gradients", 1), (2, "none", 2), (4, "parameters", 2)],
+    few(
+        [
+            (2, "none", 1),
+            (2, "state", 1),
+            (3, "parameters", 1),
+            (4, "gradients", 1),
+            (2, "none", 2),
+            (4, "parameters", 2),
+        ],
+        (2, 3, 5),
+    ),
 )
 def test_other_ranks_go_on_where_some_stopped(tmp_path: Path, ranks: int, shard: str, tensor: int) -> None:
     path = tmp_path / "w.safetensors"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
 from foreplan.passes.ranks import setting
+from tests.profile import pairs, values
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
 
@@ -39,21 +39,17 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_ranks_train_as_one_process(model: Callable[[int], Graph], ranks: int, shard: str, target: str) -> None:
-    (alone,) = trained(model, optim.AdamW(0.01), 1, 12, target=target)
-    found = trained(model, optim.AdamW(0.01), ranks, 12, target=target, shard=shard)
+@pytest.mark.parametrize(("name", "ranks", "shard", "target"), pairs(MODELS, [2, 3, 4], SHARDS, ["numpy", "cpu"]))
+def test_ranks_train_as_one_process(name: str, ranks: int, shard: str, target: str) -> None:
+    (alone,) = trained(MODELS[name], optim.AdamW(0.01), 1, 12, target=target)
+    found = trained(MODELS[name], optim.AdamW(0.01), ranks, 12, target=target, shard=shard)
     assert_close(found[0], alone)
     for each in found[1:]:
         assert_same(each, found[0])
         assert each.log == found[0].log, "ranks make the same exchanges in the same order"
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("name", "accumulate"), values(OPTIMIZERS, [1, 2]))
 def test_sums_have_one_order(name: str, accumulate: int) -> None:
     """Modes, and runs, give the same bits. Two sums have another order: the norm of all gradients is one of parts; and
     gradients in parts are summed over ranks before they are summed over micro-batches.
@@ -90,8 +86,7 @@ def test_optimizers_of_whole_tensors(optimizer: Any) -> None:
         trained(mlp, optimizer, 2, 8, shard="state")
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "shard"), values(["bf16", "fp16"], SHARDS))
 def test_narrow_precision(precision: str, shard: str) -> None:
     (alone,) = trained(gpt, optim.AdamW(0.001), 1, 8, precision=precision)
     found = trained(gpt, optim.AdamW(0.001), 2, 8, precision=precision, shard=shard)

@@ -11,6 +11,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph
+from tests.profile import pairs
 from tests.ranks.test_data_parallel import MODELS, gpt, mlp
 from tests.ranks.test_tensor_parallel import TEXTS, model
 from tests.ranks.threads import Thread, run
@@ -55,9 +56,7 @@ def joined(found: list[Outputs], alike: int = 1) -> Outputs:
     return {name: np.concatenate([each[name] for each in found[::alike]]) for name in found[0]}
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "ranks", "target"), pairs(MODELS, [2, 3, 4], ["numpy", "cpu:threads=1"]))
 def test_gathered_weights_give_the_outputs_of_one_process(name: str, ranks: int, target: str) -> None:
     one, _ = outputs(MODELS[name], 1, 12, target=target)
     found, compiled = outputs(MODELS[name], ranks, 12, target=target, shard="parameters")
@@ -84,10 +83,9 @@ def test_gathered_weights_give_the_same_bits() -> None:
             np.testing.assert_array_equal(each[name], array)
 
 
-@pytest.mark.parametrize("shard", ["none", "parameters"])
-@pytest.mark.parametrize(("ranks", "tensor"), [(2, 2), (4, 2), (4, 4)])
-@pytest.mark.parametrize("name", TEXTS)
-def test_groups_give_the_outputs_of_one_process(name: str, ranks: int, tensor: int, shard: str) -> None:
+@pytest.mark.parametrize(("name", "groups", "shard"), pairs(TEXTS, [(2, 2), (4, 2), (4, 4)], ["none", "parameters"]))
+def test_groups_give_the_outputs_of_one_process(name: str, groups: tuple[int, int], shard: str) -> None:
+    ranks, tensor = groups
     (one,), _ = outputs(model(name), 1, 4)
     found, compiled = outputs(model(name), ranks, 4, tensor=tensor, shard=shard)
     assert compiled.program.tensor == tensor

@@ -1,10 +1,14 @@
-"""Ranks that are processes of an MPI job, as users start them."""
+"""Ranks that are processes of an MPI job, as users start them.
+
+A process takes a second of processor time to begin, so usual tests start two ranks once, and threads try all else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -15,10 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 import foreplan as fp
-from tests.profile import pick
+from foreplan.cli import cli
+from tests.profile import few
+from tests.ranks import stage_of_job
 from tests.ranks.samples import assert_checkpoints_close, learnable
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
@@ -37,7 +44,10 @@ def command(ranks: int, *words: str) -> list[str]:
 
 
 def run(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+    """Run it to its end, in this process if there is one rank."""
+    if ranks == 1:
+        done = CliRunner().invoke(cli, words)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
     return subprocess.run(command(ranks, *words), capture_output=True, text=True, timeout=120)
 
 
@@ -56,24 +66,41 @@ def train(ranks: int, data: str, out: Path, *words: str, target: str = "numpy", 
     return found
 
 
-TRAINED = [(2, "none", "numpy"), (4, "none", "cpu:threads=1"), (2, "state", "cpu:threads=1"), (3, "gradients", "numpy")]
-TRAINED += [(4, "parameters", "numpy"), (4, "parameters", "cpu:threads=1")]
-MORE = [(2, "none", "cpu:threads=1"), (4, "none", "numpy"), (2, "state", "numpy"), (3, "gradients", "cpu:threads=1")]
+ADAM = ("--optimizer", "adamw", "--lr", "0.01", "--steps", "5")
+TRAINED = [
+    (2, "parameters", "numpy"),
+    (2, "none", "numpy"),
+    (4, "none", "cpu:threads=1"),
+    (2, "state", "cpu:threads=1"),
+]
+TRAINED += [(3, "gradients", "numpy"), (4, "parameters", "numpy"), (4, "parameters", "cpu:threads=1")]
+TRAINED += [
+    (2, "none", "cpu:threads=1"),
+    (4, "none", "numpy"),
+    (2, "state", "numpy"),
+    (3, "gradients", "cpu:threads=1"),
+]
 
 
-@pytest.mark.parametrize(("ranks", "shard", "target"), pick(TRAINED, TRAINED, TRAINED + MORE))
+@pytest.mark.parametrize(("ranks", "shard", "target"), few(TRAINED))
 def test_ranks_train_as_one_process(tmp_path: Path, data: str, ranks: int, shard: str, target: str) -> None:
-    adam = ("--optimizer", "adamw", "--lr", "0.01", "--steps", "5")
-    alone = train(1, data, tmp_path / "one", *adam, target=target)
-    found = train(ranks, data, tmp_path / "many", *adam, "--shard", shard, target=target)
-    again = train(ranks, data, tmp_path / "again", *adam, "--shard", shard, target=target)
+    alone = train(1, data, tmp_path / "one", *ADAM, target=target)
+    found = train(ranks, data, tmp_path / "many", *ADAM, "--shard", shard, target=target)
     np.testing.assert_allclose(found["losses"], alone["losses"], rtol=2e-5)
-    assert again["losses"] == found["losses"]
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "many").read_bytes()
     assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(2, ()), (4, ("--shard", "parameters"))])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("ranks", "shard", "target"), TRAINED)
+def test_runs_give_the_same_bits(tmp_path: Path, data: str, ranks: int, shard: str, target: str) -> None:
+    one, other = (
+        train(ranks, data, tmp_path / name, *ADAM, "--shard", shard, target=target) for name in ("one", "other")
+    )
+    assert one["losses"] == other["losses"]
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+@pytest.mark.parametrize(("ranks", "more"), few([(2, ()), (4, ("--shard", "parameters"))]))
 def test_groups_train_as_one_process(tmp_path: Path, data: str, ranks: int, more: tuple[str, ...]) -> None:
     """Two ranks with parts of the products take the same samples, and measure the same validation."""
     words = ("--steps", "5", "--validation", data, "--metrics", "accuracy")
@@ -88,6 +115,7 @@ STAGES = {"2": (2, ()), "3": (3, ()), "2 of 2, in parts": (4, ("--shard", "param
 STAGES["2 of 4, products in parts"] = (8, ("--shard", "state", "--tensor", "2"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STAGES)
 def test_stages_train_from_the_command_line(tmp_path: Path, data: str, name: str) -> None:
     """As one process with as many micro-batches, to one file, from which others go on."""
@@ -107,6 +135,7 @@ def test_stages_train_from_the_command_line(tmp_path: Path, data: str, name: str
     assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
+@pytest.mark.thorough
 def test_other_ranks_resume(tmp_path: Path, data: str) -> None:
     path = tmp_path / "w.safetensors"
     whole = train(1, data, tmp_path / "whole", "--steps", "6")
@@ -122,26 +151,22 @@ def first_samples(tmp_path: Path, data: str) -> str:
     return path
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw:ema=0.5"])
-def test_validation_beside_parts(tmp_path: Path, data: str, optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer", few(["adamw:ema=0.5", "momentum"]))
+@pytest.mark.parametrize(("ranks", "shard"), few([(2, "state"), (2, "none"), (3, "gradients"), (4, "parameters")]))
+def test_validation_beside_parts(tmp_path: Path, data: str, ranks: int, shard: str, optimizer: str) -> None:
     """Ranks share the steps of the validation, which do not divide by them; the last one is short."""
     held_out = first_samples(tmp_path, data)
     words = ("--steps", "4", "--validation", held_out, "--metrics", "accuracy", "--optimizer", optimizer)
-    ways: list[tuple[int, tuple[str, ...]]] = [
-        (1, ()),
-        (2, ()),
-        (2, ("--shard", "state")),
-        (3, ("--shard", "gradients")),
-    ]
-    measured = [
-        train(ranks, data, tmp_path / "w", *words, *more) for ranks, more in [*ways, (4, ("--shard", "parameters"))]
-    ]
-    for each in measured[1:]:
-        for found, wanted in zip(each["validations"], measured[0]["validations"], strict=True):
-            assert found == pytest.approx(wanted, rel=1e-4)
+    alone = train(1, data, tmp_path / "w", *words)
+    many = train(ranks, data, tmp_path / "w", *words, "--shard", shard)
+    for found, wanted in zip(many["validations"], alone["validations"], strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(3, ("--stages", "3")), (4, ("--stages", "2", "--shard", "parameters"))])
+IN_STAGES = [(2, ("--stages", "2")), (3, ("--stages", "3")), (4, ("--stages", "2", "--shard", "parameters"))]
+
+
+@pytest.mark.parametrize(("ranks", "more"), few(IN_STAGES))
 def test_validation_and_averages_in_stages(tmp_path: Path, data: str, ranks: int, more: tuple[str, ...]) -> None:
     """The last stage measures, and tells all; the last step of the validation is short."""
     held_out = first_samples(tmp_path, data)
@@ -180,11 +205,11 @@ def test_validation_takes_the_statistics_of_the_checkpoint(tmp_path: Path) -> No
     assert json.loads(done.stdout)["validations"][-1]["loss"] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize("target", few(["numpy", "cpu:threads=1"]))
 @pytest.mark.parametrize(
-    ("ranks", "options"), [(2, "shard='parameters'"), (4, "shard='parameters', tensor=2"), (4, "tensor=4")]
+    ("ranks", "options"), few([(2, "shard='parameters'"), (4, "shard='parameters', tensor=2"), (4, "tensor=4")])
 )
-def test_inference(tmp_path: Path, ranks: int, options: str, target: str) -> None:
+def test_inference(tmp_path: Path, ranks: int, options: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a script of one's own runs it: the outputs of one process."""
     script = tmp_path / "job.py"
     script.write_text(
@@ -201,19 +226,19 @@ def test_inference(tmp_path: Path, ranks: int, options: str, target: str) -> Non
         "    json.dump([array.tolist() for array in outputs.values()], file)\n"
     )
 
-    def found(count: int) -> list[Any]:
-        start = [] if count == 1 else [str(MPIEXEC), "-n", str(count)]
-        words = [*start, sys.executable, str(script), str(tmp_path / f"of{count}")]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return [json.loads((tmp_path / f"of{count}.{rank}").read_text()) for rank in range(count)]
-
-    (alone,) = found(1)
-    for outputs in found(ranks):
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "one")])
+    runpy.run_path(str(script))
+    words = [str(MPIEXEC), "-n", str(ranks), sys.executable, str(script), str(tmp_path / "many")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    alone = json.loads((tmp_path / "one.0").read_text())
+    for rank in range(ranks):
+        outputs = json.loads((tmp_path / f"many.{rank}").read_text())
         np.testing.assert_allclose(outputs, alone, rtol=2e-4, atol=2e-5)
 
 
-def test_a_plan_of_ranks_is_run(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("ranks", few([2, 4]))
+def test_a_plan_of_ranks_is_run(tmp_path: Path, data: str, ranks: int) -> None:
     """By all of them, with the weights of a checkpoint; the first one writes."""
     model, weights = MODEL.format(batch=12), tmp_path / "w.safetensors"
     train(1, data, weights, "--steps", "2")
@@ -221,15 +246,15 @@ def test_a_plan_of_ranks_is_run(tmp_path: Path, data: str) -> None:
     np.savez(samples, x=np.load(data)["x"][:20])
     words = ("--data", str(samples), "--weights", str(weights))
     assert run(1, "run", model, *words, "--target", "numpy", "-o", str(tmp_path / "one.npz")).returncode == 0
-    options = ("--infer", "--ranks", "4", "--tensor", "2", "--shard", "parameters", "--target", "numpy")
+    options = ("--infer", "--ranks", str(ranks), "--tensor", "2", "--shard", "parameters", "--target", "numpy")
     assert run(1, "plan", model, *options, "-o", str(tmp_path / "m.plan")).returncode == 0
-    done = run(4, "run", str(tmp_path / "m.plan"), *words, "-o", str(tmp_path / "many.npz"), "--json")
+    done = run(ranks, "run", str(tmp_path / "m.plan"), *words, "-o", str(tmp_path / "many.npz"), "--json")
     assert done.returncode == 0 and len(json.loads(done.stdout)) == 1, done.stderr
     many, one = np.load(tmp_path / "many.npz"), np.load(tmp_path / "one.npz")
     for name in one.files:
         np.testing.assert_allclose(many[name], one[name], rtol=2e-4, atol=2e-5)
-    few = run(3, "run", str(tmp_path / "m.plan"), *words)
-    assert few.returncode != 0 and "planned for 4 ranks, and this job has 3" in few.stderr
+    alone = run(1, "run", str(tmp_path / "m.plan"), *words)
+    assert alone.returncode != 0 and f"planned for {ranks} ranks, and this job has 1" in alone.stderr
 
 
 def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
@@ -250,7 +275,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, data: str) -> None:
     finally:
         job.kill()
     assert load_file(path)["step"] % 5 == 0
-    resumed = train(2, data, path, "--resume", str(path), "--steps", str(int(load_file(path)["step"]) + 1))
+    resumed = train(1, data, path, "--resume", str(path), "--steps", str(int(load_file(path)["step"]) + 1))
     assert resumed["steps"] == 1
 
 
@@ -273,20 +298,35 @@ def _parent(process: int) -> int:
 
 @pytest.mark.parametrize(
     ("ranks", "words", "said"),
-    [
-        (3, ["train", "mlp:batch=20", "--data", "{data}"], "48 samples, and a step takes 60 (20 on each of 3 ranks)"),
-        (1, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "2"], "mpirun -n 2 foreplan train"),
-        (2, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "3"], "2 processes run this command"),
-        (2, ["train", "mlp:batch=2", "--data", "nowhere.npz"], "cannot read 'nowhere.npz'"),
-        (1, ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2"], "mpirun -n 2 foreplan train"),
-        (2, ["train", "mlp:batch=99", "--data", "{data}", "--stages", "2"], "48 samples, and a step takes 99: give"),
-        (
-            2,
-            ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2", "--save-averages", "averages"],
-            "needs an optimizer that keeps averages",
-        ),
-        (2, ["train", "mlp:batch=2", "--data", "{data}", "--optimizer", "muon", "--shard", "state"], "whole tensors"),
-    ],
+    few(
+        [
+            (
+                3,
+                ["train", "mlp:batch=20", "--data", "{data}"],
+                "48 samples, and a step takes 60 (20 on each of 3 ranks)",
+            ),
+            (1, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "2"], "mpirun -n 2 foreplan train"),
+            (2, ["train", "mlp:batch=2", "--data", "{data}", "--ranks", "3"], "2 processes run this command"),
+            (2, ["train", "mlp:batch=2", "--data", "nowhere.npz"], "cannot read 'nowhere.npz'"),
+            (1, ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2"], "mpirun -n 2 foreplan train"),
+            (
+                2,
+                ["train", "mlp:batch=99", "--data", "{data}", "--stages", "2"],
+                "48 samples, and a step takes 99: give",
+            ),
+            (
+                2,
+                ["train", "mlp:batch=2", "--data", "{data}", "--stages", "2", "--save-averages", "averages"],
+                "needs an optimizer that keeps averages",
+            ),
+            (
+                2,
+                ["train", "mlp:batch=2", "--data", "{data}", "--optimizer", "muon", "--shard", "state"],
+                "whole tensors",
+            ),
+        ],
+        (0, 1, 3, 4),
+    ),
 )
 def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], said: str) -> None:
     done = run(ranks, *(word.format(data=data) for word in words))
@@ -295,14 +335,14 @@ def test_what_is_wrong_is_said_once(data: str, ranks: int, words: list[str], sai
 
 
 def test_usage_is_told_once() -> None:
-    """By the first rank, at once; with --json there is one object."""
-    started = time.monotonic()
+    """By the first rank; with --json there is one object."""
     done = run(3, "train", "mlp:batch=2", "--data", "x.npz", "--nosuch", "--json")
-    assert done.returncode == 2 and time.monotonic() - started < 10
+    assert done.returncode == 2
     assert done.stderr.count("Usage: ") == 1 and done.stderr.count("rror: No such option '--nosuch'") == 1
     assert json.loads(done.stdout)["exit_code"] == 2
 
 
+@pytest.mark.thorough
 def test_usage_that_is_wrong_on_another_rank(data: str) -> None:
     """It is told, and ends the job."""
     commands = [
@@ -313,7 +353,7 @@ def test_usage_that_is_wrong_on_another_rank(data: str) -> None:
     assert done.returncode != 0 and "rank 1: error: No such option '--nosuch'" in done.stderr
 
 
-@pytest.mark.parametrize(("first", "codes"), [("elsewhere.npz", {2}), ("{data}", set(range(1, 256)))])
+@pytest.mark.parametrize(("first", "codes"), few([("elsewhere.npz", {2}), ("{data}", set(range(1, 256)))]))
 def test_ranks_that_fail_otherwise_say_so(data: str, first: str, codes: set[int]) -> None:
     """Both, each with its own error, and they end by themselves; or one alone, which ends the other."""
     commands = [command(1, "train", "mlp:batch=2", "--data", name) for name in (first.format(data=data), "nowhere.npz")]
@@ -324,7 +364,7 @@ def test_ranks_that_fail_otherwise_say_so(data: str, first: str, codes: set[int]
     assert done.returncode in codes
 
 
-@pytest.mark.parametrize("who", ["rank == 1", "True"])
+@pytest.mark.parametrize("who", few(["rank == 1", "True"]))
 def test_an_error_of_a_script_ends_the_job(tmp_path: Path, who: str) -> None:
     """On one rank, whose step the others would wait for, or on all."""
     script = tmp_path / "job.py"
@@ -334,13 +374,13 @@ def test_an_error_of_a_script_ends_the_job(tmp_path: Path, who: str) -> None:
         "from foreplan.runtime.ranks import current\n"
         "rank = current().rank\n"
         "model, loss = fp.models.build('mlp:width=8,layers=1,batch=2'), fp.losses.cross_entropy\n"
-        "session = fp.compile(model, loss, fp.optim.SGD(0.1), target='numpy', ranks=3).bind()\n"
+        "session = fp.compile(model, loss, fp.optim.SGD(0.1), target='numpy', ranks=2).bind()\n"
         f"batch = {{'x': np.zeros((2, 784)), 'target': np.zeros(2, int) + 99 * ({who})}}\n"
         "session.step(batch)\n"
     )
-    words = [str(MPIEXEC), "-n", "3", sys.executable, str(script)]
+    words = [str(MPIEXEC), "-n", "2", sys.executable, str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and done.stderr.count("InputError: 'target' holds 99") == (1 if "rank" in who else 3)
+    assert done.returncode != 0 and done.stderr.count("InputError: 'target' holds 99") == (1 if "rank" in who else 2)
 
 
 def test_a_launcher_without_ranks(data: str) -> None:
@@ -368,35 +408,31 @@ def test_ranks_with_other_steps_are_refused(tmp_path: Path) -> None:
         "import foreplan as fp\n"
         "from foreplan.runtime.ranks import current\n"
         "rank = current().rank\n"
-        "width = 8 + 8 * (rank == 2)\n"
+        "width = 8 + 8 * (rank == 1)\n"
         "model = fp.models.build(f'mlp:width={width},layers=1,batch=2')\n"
-        "step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target='numpy', ranks=3)\n"
+        "step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target='numpy', ranks=2)\n"
         "try:\n"
         "    step.bind()\n"
         "except fp.SessionError as error:\n"
         "    print(rank, error)\n"
     )
     done = subprocess.run(
-        [str(MPIEXEC), "-n", "3", sys.executable, str(script)], capture_output=True, text=True, timeout=60
+        [str(MPIEXEC), "-n", "2", sys.executable, str(script)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the step is ") == 3 and done.stdout.count(" on ranks 0, 1, and ") == 3, done.stdout
+    assert done.stdout.count("the step is ") == 2 and done.stdout.count(" on rank 0, and ") == 2, done.stdout
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-def test_stages_train_as_one_process(stages: int) -> None:
+@pytest.mark.parametrize("stages", few([2, 3]))
+def test_stages_train_as_one_process(stages: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Messages of MPI, on each link in both directions at the same time."""
 
-    def found(ranks: int) -> list[tuple[list[float], dict[str, float]]]:
-        start = [] if ranks == 1 else [str(MPIEXEC), "-n", str(ranks)]
-        words = [*start, sys.executable, "-m", "tests.ranks.stage_of_job"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        rows: list[tuple[list[float], dict[str, float]]] = json.loads(done.stdout)
-        return rows
-
-    ((losses, weights),) = found(1)
-    many = found(stages)
+    stage_of_job.main()
+    ((losses, weights),) = json.loads(capsys.readouterr().out)
+    words = [str(MPIEXEC), "-n", str(stages), sys.executable, "-m", "tests.ranks.stage_of_job"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    many = json.loads(done.stdout)
     assert {name for _, each in many for name in each} == weights.keys()
     for own_losses, own in many:
         np.testing.assert_allclose(own_losses, losses, rtol=2e-5)

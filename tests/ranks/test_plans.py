@@ -22,6 +22,7 @@ from foreplan.ops.collective import Begin, Finish
 from foreplan.passes.ranks import setting
 from foreplan.runtime.planfile import digest_of
 from foreplan.runtime.ranks.check import check_exchanges
+from tests.profile import values
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 
@@ -41,8 +42,7 @@ def step(ranks: int, shard: str = "none", accumulate: int = 1, target: str = "nu
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 7])
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("ranks", "shard"), values([2, 4, 7], SHARDS))
 def test_what_a_rank_sends(ranks: int, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the paper's section 7 (Rajbhandari et al. 2020): twice the parameters, and three times where these lie in
     parts, each times (n − 1) / n. Beside it go losses, and what fills up rows; the last bucket is not gathered twice.
@@ -80,8 +80,7 @@ def test_exchanges_are_begun_before_they_are_waited_for() -> None:
     assert under_way(step(4, links="5GB/s,6us"))[:2] == [1, 2]
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("shard", "target"), values(SHARDS, ["numpy", "cpu"]))
 def test_where_processors_move_bytes_one_exchange_is_under_way_at_a_time(shard: str, target: str) -> None:
     """Nothing goes on beside it: what was put off would take memory for no time. The same step as over a network takes
     less.
@@ -91,8 +90,7 @@ def test_where_processors_move_bytes_one_exchange_is_under_way_at_a_time(shard: 
     assert here.arena_bytes <= apart.arena_bytes
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("shard", "accumulate"), values(SHARDS, [1, 2]))
 def test_files(tmp_path: Path, shard: str, accumulate: int) -> None:
     made, path = step(3, shard, accumulate), tmp_path / "a.plan"
     made.save(path)

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
+from tests.profile import values
 from tests.ranks.stages import compiled_stages
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import batches_for, own_part
@@ -72,8 +73,7 @@ def assert_alike(one: Path, many: Path) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "groups"), values(MODELS, GROUPS))
 def test_adapters(tmp_path: Path, name: str, groups: tuple[int, int, str]) -> None:
     """Also where a stage has none, and where other weights are trained beside them, one of which two stages share."""
     options = {"optimizer": optim.Momentum(0.05), "train": ["wte*", "h.1.ln_1*"]}
@@ -94,9 +94,8 @@ def test_no_adapters(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("train", [["*"], ["h.2.*"]])
-def test_averages(tmp_path: Path, train: list[str], groups: tuple[int, int, str]) -> None:
+@pytest.mark.parametrize(("train", "groups"), values([("*",), ("h.2.*",)], GROUPS))
+def test_averages(tmp_path: Path, train: tuple[str], groups: tuple[int, int, str]) -> None:
     """Also where a stage trains nothing, and keeps none."""
     one, many = written(
         tmp_path,
@@ -104,7 +103,7 @@ def test_averages(tmp_path: Path, train: list[str], groups: tuple[int, int, str]
         lambda session, path: session.save(path, ema=True),
         groups,
         optimizer=optim.Momentum(0.05, ema=0.5),
-        train=train,
+        train=list(train),
     )
     assert_alike(one, many)
 

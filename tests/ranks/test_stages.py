@@ -17,6 +17,7 @@ from foreplan.frontend import nn
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes import loss_scale
+from tests.profile import few, values
 from tests.ranks.stages import (
     assert_as_alone,
     compiled_stages,
@@ -25,6 +26,7 @@ from tests.ranks.stages import (
     trained_in_stages,
     trained_saved_and_read,
 )
+from tests.ranks.test_batch_norm import network
 from tests.ranks.threads import Thread, run
 
 GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
@@ -50,11 +52,11 @@ MODELS: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 5), (3, 2), (4, 3)])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_stages_train_as_one_process(model: Callable[[], Graph], stages: int, micro_batches: int) -> None:
+@pytest.mark.parametrize(("name", "counts"), values(MODELS, [(2, 1), (2, 5), (3, 2), (4, 3)]))
+def test_stages_train_as_one_process(name: str, counts: tuple[int, int]) -> None:
     """Random masks, too, are those of one process."""
-    graph, optimizer = model(), optim.Momentum(0.01)
+    stages, micro_batches = counts
+    graph, optimizer = MODELS[name](), optim.Momentum(0.01)
     alone, batches = trained_alone(graph, micro_batches, optimizer=optimizer)
     compiled = compiled_stages(graph, stages, micro_batches, optimizer=optimizer)
     assert_as_alone(trained_in_stages(compiled, batches), alone)
@@ -63,7 +65,7 @@ def test_stages_train_as_one_process(model: Callable[[], Graph], stages: int, mi
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_running_statistics_go_from_one_micro_batch_to_the_next(stages: int) -> None:
-    graph, optimizer = fp.models.build("resnet18:size=64,classes=10,batch=4"), optim.Momentum(1e-4)
+    graph, optimizer = network(3, 6, 6, times=4)(4), optim.Momentum(0.01)
     alone, batches = trained_alone(graph, 3, steps=1, optimizer=optimizer)
     found = trained_in_stages(compiled_stages(graph, stages, 3, optimizer=optimizer), batches)
     assert_as_alone(found, alone, 1e-4)
@@ -85,7 +87,7 @@ def test_options(name: str) -> None:
     assert_as_alone(found, alone, 1e-4 if name == "norm of all" else 1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", few(["fp16", "bf16"]))
 def test_narrow_numbers(precision: str) -> None:
     """Sums over micro-batches have one order; what crosses is narrow in one process, too."""
     graph, options = fp.models.build(GPT), {"optimizer": optim.SGD(0.1), "precision": precision}
@@ -106,7 +108,7 @@ def test_an_overflow_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_poisoned_memory_and_recomputation() -> None:
     """What is sent and what arrives stays while it moves: dead bytes hold NaN. The first stage recomputes."""
-    graph = fp.models.build("gpt2_small:layers=4,width=64,heads=2,seq=32,vocabulary=61,batch=2")
+    graph = fp.models.build("gpt2_small:layers=2,width=64,heads=2,seq=32,vocabulary=61,batch=2")
     options: dict[str, Any] = {"optimizer": optim.AdamW(0.01, clip_norm=0.1)}
     alone, batches = trained_alone(graph, 4, steps=2, **options)
     wide = compiled_stages(graph, 2, 4, **options)
@@ -115,7 +117,7 @@ def test_poisoned_memory_and_recomputation() -> None:
     assert_as_alone(trained_in_stages(tight, batches, poison=True), alone, 1e-4)
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", few([2, 3]))
 def test_one_checkpoint(tmp_path: Path, stages: int) -> None:
     """All stages write one file, that of one process; each goes on from it bit for bit, and so does one process, or
     other stages.

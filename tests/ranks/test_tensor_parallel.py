@@ -23,7 +23,7 @@ from foreplan.ops.map import elementwise
 from foreplan.passes.constants import Known
 from foreplan.passes.simplify import fold_constants
 from foreplan.runtime.session import Session
-from tests.profile import pairs
+from tests.profile import few, values
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
 from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
@@ -46,7 +46,7 @@ def model(name: str) -> Callable[[int], Graph]:
     return lambda batch: fp.models.build(f"{TEXTS[name]},batch={batch}")
 
 
-@pytest.mark.parametrize(("name", "groups", "shard"), pairs(TEXTS, [(2, 2), (4, 2), (4, 4)], ["none", "parameters"]))
+@pytest.mark.parametrize(("name", "groups", "shard"), values(TEXTS, [(2, 2), (4, 2), (4, 4)], ["none", "parameters"]))
 def test_groups_train_as_one_process(name: str, groups: tuple[int, int], shard: str) -> None:
     """Not by Adam: the gradient of a key's bias is zero but for rounding, of which Adam takes the sign."""
     ranks, tensor = groups
@@ -65,7 +65,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "accumulate", "shard"), pairs(OPTIMIZERS, [1, 2], SHARDS))
+@pytest.mark.parametrize(("name", "accumulate", "shard"), values(OPTIMIZERS, [1, 2], SHARDS))
 def test_optimizers(name: str, accumulate: int, shard: str) -> None:
     (alone,) = trained(model("llama"), OPTIMIZERS[name], 1, 8)
     options = {"tensor": 2, "shard": shard, "accumulate": accumulate}
@@ -74,8 +74,7 @@ def test_optimizers(name: str, accumulate: int, shard: str) -> None:
     assert_same(found[3], found[0])
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "target"), values(["bf16", "fp16"], ["numpy", "cpu:threads=1"]))
 def test_narrow_precision(precision: str, target: str) -> None:
     (alone,) = trained(model("gpt"), optim.AdamW(0.001), 1, 8, precision=precision, target=target)
     found = trained(model("gpt"), optim.AdamW(0.001), 2, 8, precision=precision, target=target, tensor=2)
@@ -84,7 +83,7 @@ def test_narrow_precision(precision: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu:threads=1"])
-@pytest.mark.parametrize("name", ["gpt", "llama", "bert"])
+@pytest.mark.parametrize("name", few(["llama", "gpt", "bert"]))
 def test_the_cpu(name: str, target: str) -> None:
     (alone,) = trained(model(name), optim.Momentum(0.2), 1, 8, labels=LABELS, target=target)
     found = trained(model(name), optim.Momentum(0.2), 4, 8, labels=LABELS, target=target, tensor=2, shard="state")

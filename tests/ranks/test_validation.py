@@ -15,6 +15,7 @@ from foreplan import optim
 from foreplan.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.lower.program import PARAMETERS
+from tests.profile import few, values
 from tests.ranks.test_data_parallel import SHARDS, gpt, mlp
 from tests.ranks.test_tensor_parallel import model
 from tests.ranks.threads import Thread, run
@@ -87,12 +88,11 @@ def assert_as_one(found: list[Measured], alone: Measured, tolerance: float = 2e-
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tensor", "shard", "target"),
-    [(ranks, tensor, shard, "numpy") for ranks, tensor in [(2, 1), (2, 2), (4, 2)] for shard in SHARDS]
-    + [(4, 2, shard, "cpu:threads=1") for shard in ("none", "parameters")],
+    ("groups", "shard", "target"), values([(2, 1), (2, 2), (4, 2)], SHARDS, ["numpy", "cpu:threads=1"])
 )
-def test_weights_are_measured_where_they_lie(ranks: int, tensor: int, shard: str, target: str) -> None:
+def test_weights_are_measured_where_they_lie(groups: tuple[int, int], shard: str, target: str) -> None:
     """With averages, too, which are exchanged in parts."""
+    ranks, tensor = groups
     adam = optim.Adam(0.01, ema=0.5)
     (alone,), _, _ = measured(model("llama"), 1, adam, target=target)
     found, step, evaluation = measured(model("llama"), ranks, adam, target=target, tensor=tensor, shard=shard)
@@ -104,14 +104,13 @@ def test_weights_are_measured_where_they_lie(ranks: int, tensor: int, shard: str
     assert stored[0] == stored[1] and alone[0] != alone[1]
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("build", [mlp, gpt])
+@pytest.mark.parametrize(("build", "shard"), values([mlp, gpt], SHARDS))
 def test_other_models(build: Callable[[int], Graph], shard: str) -> None:
     (alone,), _, _ = measured(build, 1)
     assert_as_one(measured(build, 4 if build is mlp else 2, shard=shard)[0], alone)
 
 
-@pytest.mark.parametrize("options", [{"tensor": 2}, {"shard": "state"}, {"shard": "parameters"}])
+@pytest.mark.parametrize("options", few([{"tensor": 2}, {"shard": "state"}, {"shard": "parameters"}], (0, 2)))
 def test_frozen_weights_and_adapters(options: dict[str, Any]) -> None:
     def adapted(batch: int) -> Graph:
         return fp.lora(model("llama")(batch), rank=2)
@@ -121,8 +120,10 @@ def test_frozen_weights_and_adapters(options: dict[str, Any]) -> None:
         assert_as_one(measured(build, 4, **options, **more)[0], alone)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("options", [{"tensor": 2}, {"shard": "parameters"}, {"tensor": 2, "shard": "parameters"}])
+@pytest.mark.parametrize("precision", few(["bf16", "fp16"]))
+@pytest.mark.parametrize(
+    "options", few([{"tensor": 2}, {"shard": "parameters"}, {"tensor": 2, "shard": "parameters"}], (2,))
+)
 def test_narrow_precision(options: dict[str, Any], precision: str) -> None:
     """What is read narrow alone is gathered narrow."""
     (alone,), _, _ = measured(model("llama"), 1, precision=precision)
@@ -136,7 +137,7 @@ def test_narrow_precision(options: dict[str, Any], precision: str) -> None:
         assert any(node.outputs[0].dtype.name != "float32" for node in gathers)
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "vit", "gpt of a vocabulary that is odd", "tied llama"])
+@pytest.mark.parametrize("name", few(["bert", "t5", "vit", "gpt of a vocabulary that is odd", "tied llama"], (1, 3)))
 def test_parts_are_those_of_the_step(name: str) -> None:
     """A step that reads more rows than a table has leaves that whole, and one that measures few would cut it."""
     build = model(name)
