@@ -70,3 +70,16 @@ def test_what_is_above_a_threshold_is_one() -> None:
     x = np.float32([[0.5, 0.25, -1.0], [0.75, 0.5, 3.0]])
     same_as_onnxruntime(of_ml("Binarizer", "x", {"x": (2, 3)}, {}, threshold=0.5), x=x)
     same_as_onnxruntime(of_ml("Binarizer", "x", {"x": (2, 3)}, {}), x=x)
+
+
+@pytest.mark.parametrize("offset, scale", [([0.5], [-2.0]), ([1.0, 2.0, 3.0], [2.0, -0.5, 0.0])])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+def test_features_are_scaled(offset: list[float], scale: list[float], dtype: str) -> None:
+    proto = of_ml("Scaler", "x", {"x": (2, 3)}, {}, offset=offset, scale=scale)
+    proto.graph.input[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    same_as_onnxruntime(proto, x=(4 * random(2, 3)).astype(dtype))
+
+
+def test_a_scaler_of_other_features_is_told() -> None:
+    with pytest.raises(ForeplanError, match=r"\(Scaler\).*scale has 2 numbers, for the features of float32\[2,3\]"):
+        from_onnx(of_ml("Scaler", "x", {"x": (2, 3)}, {}, offset=[0.0], scale=[1.0, 2.0]))
