@@ -11,11 +11,9 @@ reads the edited file, and the others those that were saved.
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,16 +23,17 @@ from typing import Any
 import numpy as np
 
 import foreplan as fp
-from foreplan.errors import ForeplanError, SessionError
+from foreplan.errors import SessionError
 from foreplan.graph import Graph
 from foreplan.lower.program import Program
-from foreplan.planner import verify, without_reuse
+from foreplan.planner import without_reuse
 from foreplan.planner.memory.order_bound import order_bound
 from foreplan.runtime import planread
 from foreplan.runtime.planfile import plan_text
 from foreplan.runtime.session import Session
 from tests.fuzz.interpreter import interpret
 from tests.fuzz.memory import guarded
+from tests.fuzz.records import Data, applied, damaged, deepened, draw_edits, set_figures
 from tests.fuzz.target import Target
 from tests.ranks.threads import Thread
 from tests.ranks.threads import run as run_ranks
@@ -42,8 +41,6 @@ from tests.runtime.micro_batches import data_for
 from tests.runtime.test_planfile import reseal, sealed
 
 STEPS, MOST_BYTES, MOST_BATCHES = 2, 64 << 20, 4
-Data = dict[str, Any]
-Place = list[Any]  # keys and indices that lead to a node of the records
 
 
 def perceptron() -> Graph:
@@ -93,6 +90,9 @@ SAVED: dict[str, Callable[[str], fp.Compiled]] = {
     "forward": lambda target: fp.compile(images(), target=target),
     "ranks": lambda target: spread(target, accumulate=2),
     "shards": lambda target: spread(target, shard="parameters", checkpoint=["*"]),
+    "loop of ranks": lambda target: fp.compile(
+        sequence(), fp.losses.cross_entropy, fp.optim.AdamW(0.1), target=target, ranks=2, shard="state"
+    ),
     "groups": lambda target: spread(target, ranks=4, tensor=2, shard="state"),
     "first stage": lambda target: spread(target, stages=2, stage=0, accumulate=2),
     "last stage": lambda target: spread(target, stages=2, stage=1, accumulate=2),
@@ -132,114 +132,8 @@ def draw(rng: random.Random) -> bytes:
     """A name and edits, as JSON."""
     target = TARGETS[rng.random() < 0.25]
     name = f"{rng.choice(list(SAVED))} on {target}"
-    edits = [_edit(rng, saved(name).data) for _ in range(rng.choice([1, 1, 1, 2, 3, 5]))]
+    edits = draw_edits(rng, saved(name).data)
     return json.dumps({"saved": name, "edits": edits, "repair": rng.random() < 0.7}).encode()
-
-
-def _edit(rng: random.Random, data: Data) -> list[Any]:
-    """[how, place, …]: see `_apply`."""
-    place = _place(rng, data)
-    if rng.random() < 0.25:
-        ops = [each for each in _places(data) if each[-1:] == ["op"] or (each[:1] == ["slots"] and len(each) > 2)]
-        place = rng.choice(ops)
-    node, how = _at(data, place), rng.random()
-    if how < 0.03:
-        return ["damage", rng.random(), rng.choice('0123456789"[]{},:x-.e\\\u00e9')]
-    if how < 0.06:
-        return ["deep", place, rng.choice([10, 1000, 200_000])]
-    if how < 0.15:
-        return ["drop", place]
-    if how < 0.22:
-        return ["twice", place, rng.randrange(100)]
-    if how < 0.52:
-        return ["as", place, _like(rng, data, place)]
-    if how < 0.66:
-        return ["swap", place, _like(rng, data, place)]
-    return ["set", place, _another(rng, node)]
-
-
-def _place(rng: random.Random, data: Data) -> Place:
-    """A way down from the top, each section as likely as the next."""
-    node: Any = data
-    place: Place = []
-    while isinstance(node, dict | list) and node and (len(place) < 2 or rng.random() < 0.85):
-        key = rng.choice(sorted(node)) if isinstance(node, dict) else rng.randrange(len(node))
-        if not place and key in ("format", "sha256"):
-            continue
-        place.append(key)
-        node = node[key]
-    return place
-
-
-def _like(rng: random.Random, data: Data, place: Place) -> Place:
-    """The place of the same kind of thing in another record, if there is one."""
-    wanted = tuple("#" if isinstance(key, int) else key for key in place)
-    alike = [each for each in _places(data) if tuple("#" if isinstance(k, int) else k for k in each) == wanted]
-    return rng.choice(alike) if alike else place
-
-
-def _places(node: Any, place: Place | None = None) -> Iterator[Place]:
-    place = place or []
-    yield place
-    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
-        yield from _places(node[key], [*place, key])
-
-
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_WORDS = ("float32", "float64", "int64", "bool", "int8", "True", "None", "input", "state", "constant", "accumulator")
-
-
-def _another(rng: random.Random, node: Any) -> Any:
-    """Something else in the place of a node, often of its own kind."""
-    odd = [
-        None,
-        True,
-        "",
-        "x",
-        [],
-        {},
-        0,
-        -1,
-        1.5,
-        1 << 40,
-        1 << 61,
-        1 << 62,
-        10**30,
-        [0],
-        {"a": 0},
-        float("nan"),
-        -(1 << 61),
-    ]
-    if rng.random() < 0.2 or node is None or isinstance(node, dict):
-        return rng.choice(odd)
-    if isinstance(node, bool):
-        return not node
-    if isinstance(node, int):
-        return rng.choice([node + 1, node - 1, node + 64, node - 64, 2 * node, node // 2, -node, 0, 1, 2, float(node)])
-    if isinstance(node, list):
-        made = copy.copy(node)
-        rng.shuffle(made)
-        return rng.choice([made, node[1:], node[:-1], [*node, *node], [node], [*node, 0]])
-    if isinstance(node, str):
-        return _other_text(rng, node)
-    return rng.choice(odd)
-
-
-def _other_text(rng: random.Random, text: str) -> str:
-    """Another number or word in a text, or a piece less."""
-    numbers, names = list(_NUMBER.finditer(text)), list(_WORD.finditer(text))
-    if numbers and rng.random() < 0.6:
-        found = rng.choice(numbers)
-        new = rng.choice(
-            ["0", "1", "2", "3", "-1", "7", "100000", "1.5", "'1'", "(1,)", "1e999", "9" * 30, "None", "-3"]
-        )
-    elif names:
-        found = rng.choice(names)
-        new = rng.choice([*_WORDS, *(each[0] for each in names), "nan", "inf", "a0", "a1", "exp", "reduce"])
-    else:
-        return text + rng.choice(["x", ")", "(1,)", "\0", "\u2028"])
-    return text[: found.start()] + new + text[found.end() :]
 
 
 # Editing.
@@ -247,54 +141,15 @@ def _other_text(rng: random.Random, text: str) -> str:
 
 def edited(case: Data) -> str:
     """The plan file that a case means, with its digest, and where it can be had the problem's, made right."""
-    data = copy.deepcopy(saved(case["saved"]).data)
-    damages = []
-    for edit in case["edits"]:
-        if edit[0] == "damage":
-            damages.append(edit)
-            continue
-        with suppress(KeyError, IndexError, TypeError):  # an edit before has taken what this one means
-            _apply(data, *edit)
+    data, damages = applied(saved(case["saved"]).data, case["edits"])
     for half in (data, data.get("update")):
         with suppress(Exception):  # a half that cannot be read has no digest
             _make_right(half, data, case["repair"])
-    text = reseal(re.sub('"deep ([0-9]+)"', lambda found: "[" * int(found[1]) + "]" * int(found[1]), sealed(data)))
-    for _, where, character in damages:
+    text = reseal(deepened(sealed(data)))
+    for damage in damages:
         head, digest, body = text.split("\n", 2)
-        at = int(where * (len(body) - 4))
-        text = reseal(f"{head}\n{digest}\n{body[:at]}{character}{body[at + 1 :]}")
+        text = reseal(f"{head}\n{digest}\n{damaged(body, damage)}")
     return text
-
-
-def _apply(data: Data, how: str, place: Place, argument: Any = None) -> None:
-    holder, key = _at(data, place[:-1]), place[-1]
-    node = holder[key]
-    if how == "drop":
-        del holder[key]
-    elif how == "twice" and isinstance(holder, list):
-        holder.insert(argument % (len(holder) + 1), copy.deepcopy(node))
-    elif how == "deep":
-        holder[key] = f"deep {argument}"
-    elif how == "as":
-        holder[key] = copy.deepcopy(_at(data, argument))
-    elif how == "swap":
-        other, there = _at(data, argument[:-1]), argument[-1]
-        holder[key], other[there] = other[there], node
-    elif how == "set":
-        holder[key] = argument
-
-
-def _at(data: Any, place: Place) -> Any:
-    for key in place:
-        data = data[key]
-    return data
-
-
-_FIGURES = re.compile(
-    r"(arena_bytes) is \S+, but the device's heights come to (\d+)|"
-    r"(lower_bound_bytes) is \S+, but the highest live set is (\d+)|"
-    r"(peak_step) is \S+, but the live set is highest at step (\d+)"
-)
 
 
 def _make_right(half: Data, data: Data, repair: bool) -> None:
@@ -304,17 +159,8 @@ def _make_right(half: Data, data: Data, repair: bool) -> None:
     kept = {} if half is data else {s.name: s for s in planread._program(data, about, "", {}).stored}
     program = planread._program(half, about, "", kept)
     half["plan"]["problem"] = program.digest
-    for _ in range(4 if repair else 0):
-        try:
-            verify(replace(planread.plan_of(half), order_lower_bound_bytes=None), program)
-            return
-        except ForeplanError as error:
-            found = _FIGURES.search(str(error))
-            if found is None:
-                return
-            name, number = (each for each in found.groups() if each is not None)
-            holder = half["plan"]["certificate"] if name == "peak_step" else half["plan"]
-            holder[name] = int(number)
+    if repair:
+        set_figures(half, program)
 
 
 # Running.
@@ -356,6 +202,14 @@ def _run_ranks(step: fp.Compiled, name: str) -> None:
     own = _own(name, step.accumulate)
     if _meaning(own) == _meaning(step):
         assert found == _results_of_ranks(own, name, lambda each: each.bind(seed=1)), "not those of the saved plan"
+
+
+def results_of(step: fp.Compiled, name: str, bind: Callable[[fp.Compiled], Session]) -> list[list[bytes]]:
+    """What a step comes to, of the name under which it is saved: on each rank."""
+    if saved(name).step.program.ranks > 1:
+        return _results_of_ranks(step, name, bind)
+    leading = (step.accumulate,) if step.accumulate > 1 else ()
+    return [_results(lambda: bind(step), [data_for(step, i, leading) for i in range(STEPS)])]
 
 
 def _results_of_ranks(step: fp.Compiled, name: str, bind: Callable[[fp.Compiled], Session]) -> list[list[bytes]]:

@@ -19,8 +19,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -68,10 +69,12 @@ class Tally:
     seconds: float = 0.0
     failures: dict[str, tuple[bytes, Result]] = field(default_factory=dict)
 
-    def add(self, content: bytes, result: Result) -> None:
+    def add(self, result: Result, made: Callable[[], bytes]) -> None:
+        """Count a case; its content is made where it shows a defect."""
         self.counts[result.kind] += 1
         if result.kind not in DEFECTS:
             return
+        content = made()
         name = re.sub(r"[^\w.]+", "-", f"{result.kind} {result.error} {result.place}")
         if name not in self.failures or len(content) < len(self.failures[name][0]):
             self.failures[name] = content, result
@@ -106,7 +109,7 @@ def fuzz(target: Target, seed: int, cases: int | None, seconds: float | None, jo
             if worker.case is None or not (worker.pipe in ready or worker.is_late):
                 continue
             case, result = worker.case, worker.take()
-            tally.add(_content(target, seed, case), result)
+            tally.add(result, partial(_content, target, seed, case))
             if result.kind in DEFECTS:
                 worker.end()
                 worker = workers[i] = _Worker(target, seed)
