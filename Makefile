@@ -32,7 +32,7 @@ help:
 	@echo "make test        the tests that every change needs (ten minutes on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
 	@echo "make test-fast   a little of each (two minutes of one core)"
-	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0; failures go to out/fuzz/"
+	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0, or CASES=100000 KINDS='onnx plan_files'; failures go to out/fuzz/"
 	@echo "make mutants     changes of FILE=planner/costs.py that no test in TESTS=tests/planner/test_costs.py notices"
 	@echo "make lint        ruff and mypy"
 	@echo "make estimates   the table of arenas in docs/zoo.md"
@@ -121,7 +121,7 @@ test-fast: $(VENV)/.test
 	FOREPLAN_TESTS=fast $(BIN)/python -m pytest -n 2 --dist worksteal $(FAST)
 
 fuzz: $(VENV)/.test
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz $(KINDS) $(if $(CASES),--cases $(CASES),--minutes $(MINUTES)) --seed $(SEED)
 
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutation $(FILE) --seed $(SEED) -- $(TESTS)
