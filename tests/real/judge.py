@@ -44,15 +44,23 @@ class Judged:
 
 @lru_cache(maxsize=1)
 def judged(model: Model) -> Judged:
-    """By ONNX Runtime, as the file is: without its rewritings.
+    """What the file of the list gives."""
+    found = judge(onnx.load(str(model.path)), model.feeds())
+    for name, array in found.outputs.items():
+        extent = float(np.ptp(array)) or float(np.abs(array).max()) if array.dtype.kind == "f" else np.inf
+        assert found.tolerances[name] < extent / 100, f"rounding moves {name} so far that it tells nothing"
+    return found
+
+
+def judge(proto: Any, feeds: dict[str, np.ndarray]) -> Judged:
+    """What ONNX Runtime gives for a model as it is: without its rewritings.
 
     A sum of k products in float32 is the exact one of factors that are changed by about sqrt(k) units of rounding
     (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019).
     So the weights and inputs are changed by a unit in the last place, up or down by chance. How far this moves an
     output, times sqrt(k) of the longest sum, is how far rounding moves it: of each of two programs.
     """
-    proto, feeds = onnx.load(str(model.path)), model.feeds()
-    wanted = run(proto, feeds)
+    wanted = _run(proto, feeds)
     moved = dict.fromkeys(wanted, 0.0)
     rng = np.random.default_rng(0)
     for _ in range(DRAWS):
@@ -60,7 +68,7 @@ def judged(model: Model) -> Judged:
         other.CopyFrom(proto)
         for tensor in _tensors(other.graph):
             tensor.CopyFrom(onnx.numpy_helper.from_array(_shaken(onnx.numpy_helper.to_array(tensor), rng), tensor.name))
-        for name, found in run(other, {name: _shaken(array, rng) for name, array in feeds.items()}).items():
+        for name, found in _run(other, {name: _shaken(array, rng) for name, array in feeds.items()}).items():
             moved[name] = max(moved[name], _distance(found, wanted[name]))
     longest = max(_sums(proto.graph), default=1)
     bounded = _bounded(proto.graph)
@@ -68,18 +76,15 @@ def judged(model: Model) -> Judged:
     for name, array in wanted.items():
         largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0)) if array.dtype.kind == "f" else 0.0
         tolerances[name] = 2 * longest**0.5 * moved[name] + ULPS * max(largest, name in bounded)
-        extent = float(np.ptp(array)) or largest if array.size and array.dtype.kind == "f" else np.inf
-        assert tolerances[name] < extent / 100, f"rounding moves {name} so far that nothing is told: give other inputs"
     return Judged(wanted, tolerances)
 
 
-def run(model: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of a model, or of a file of it, by name."""
+def _run(proto: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs, by name."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    given = str(model) if not hasattr(model, "SerializeToString") else model.SerializeToString()
-    session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     found = session.run(None, {name: array for name, array in feeds.items() if name in names})
     return dict(zip([each.name for each in session.get_outputs()], found))
