@@ -81,7 +81,7 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
         hint = f": write .reshape({', '.join(map(str, want))})" if of and array.size == math.prod(want) else ""
         raise InputError(f"{slot.name!r} must have the shape {list(want)}{of or ','} and has {list(has)}{hint}")
     check_elements(slot, array)
-    if slot.is_rate and (array.dtype.kind == "b" or not 0.0 <= array < math.inf):
+    if slot.init is not None and slot.is_rate and (array.dtype.kind == "b" or not 0.0 <= array < math.inf):
         raise InputError(f"{slot.name!r} must be a number of 0 or more, and is {array}")
     return array
 

@@ -131,8 +131,9 @@ class Slot:
     @property
     def is_rate(self) -> bool:
         """Whether it is the learning rate of a step: the one number that has a default."""
-        type = self.operand.type
-        return self.kind is Kind.INPUT and self.init is not None and type.dtype.is_float and not type.shape
+        if self.init is None or self.kind is not Kind.INPUT:
+            return False
+        return self.operand.type.dtype.is_float and not self.operand.type.shape
 
 
 @dataclass(frozen=True, repr=False)

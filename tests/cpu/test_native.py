@@ -75,14 +75,15 @@ def test_a_failure_is_raised_and_what_follows_does_not_run() -> None:
 )
 @pytest.mark.parametrize("fails", [False, True])
 def test_denormal_numbers_are_zero_meanwhile_and_not_afterwards(fails: bool) -> None:
-    """What enters as one, and what would come out as one; whether calls come to their end or not."""
+    """What would come out as one, and, of all but maps, what enters as one; whether calls come to their end or not."""
     least = np.finfo(np.float32).smallest_normal
     x, y = np.full((4, 4), least / 2, np.float32), np.full((4, 4), least, np.float32)
-    good = product(x, x, np.zeros((4, 4), np.float32))
+    ones, found = np.full((4, 4), 1e30, np.float32), np.ones((4, 4), np.float32)
+    good = product(x, ones, found)
     assert isinstance(good, partial)
     bad = [partial(good.func, good.args[0], good.args[1], 0, good.args[3])] if fails else []
-    (run,) = joined([times(x, 2), times(y, 0.5), *bad])
+    (run,) = joined([good, times(x, 2), times(y, 0.5), *bad])
     with pytest.raises(Refused) if fails else nullcontext():
         run()
-    assert not x.any() and not y.any()
+    assert (x == least).all() and not y.any() and not found.any()
     assert np.full(4, least, np.float32)[0] * np.float32(0.5) == least / 2 > 0

@@ -30,7 +30,7 @@ Array = np.ndarray
 Terms = Callable[[Any, Sequence[TensorType]], int]
 Oracle = Callable[..., list[Array]]
 
-LEAST = 1.2e-38  # below it, numbers are zero in the cpu engine's compiled kernels and in narrow results of cuDNN's
+LEAST = 1.2e-38  # below it, numbers are zero in the cpu engine's kernels and in narrow results of cuDNN's
 WINOGRAD = 1e-5  # of the largest result of a convolution of 3 x 3 taps by Winograd's algorithm
 SPLIT_MOST = 1e38  # above it, what tile registers multiply may be infinite
 HALF_STEPS = 2.0**-8  # what the cpu engine rounds probabilities and score gradients by where tensors are bfloat16
@@ -50,14 +50,16 @@ class Difference:
 DIFFERENCES = (
     Difference("all", "sums", "terms in any order, products fused or not", "terms x unit x sum of absolute terms"),
     Difference("all", "maps", "each step rounds; functions other than + - x / sqrt by some units", "4 units a step"),
-    Difference("all", "maximum, minimum", "which zero of two signs is taken", "none"),
+    Difference("all", "maximum, minimum, clip, relu, sign", "which zero of two signs is taken", "none"),
     Difference("all", "top_k", "where NaN stands among the others", "open"),
     Difference("all", "conversions", "to an integer type, of NaN and of what it does not hold", "open"),
     Difference("all", "integers", "a quotient by 0; a shift by less than 0 or the width or more", "open"),
     Difference("all", "convolutions", "an infinite weight where it meets padding", "open"),
     Difference("all", "scatter_add, cumsum", "sums of narrow elements round at every addition", "terms x narrow unit"),
+    Difference("cpu", "maps", "results below the least normal are zero; inputs are not", f"{LEAST:g} a step"),
+    Difference("cpu", "maps", "whole quotients where the dividend or the rest is below the least normal", "open"),
     Difference(
-        "cpu", "compiled kernels", "numbers below the least normal are zero, times infinity NaN", f"{LEAST:g} a term"
+        "cpu", "all but maps", "numbers below the least normal are zero, times infinity NaN", f"{LEAST:g} a term"
     ),
     Difference("cpu", "convolutions by Winograd's algorithm", "error", f"{WINOGRAD:g} of the largest result"),
     Difference("cpu", "convolutions by Winograd's algorithm", "what is not finite spreads over its tile", "open"),
@@ -348,7 +350,7 @@ def _of_expressions(
                 allowed = 3 * off + 2 * unit(type.dtype) * np.abs(values) + 2 * _least(type.dtype)
             unsure = unsure | ~same.all(0)
             if engine == "cpu":
-                allowed = allowed + LEAST
+                allowed = allowed + float(np.finfo(type.dtype.wide.numpy).tiny)
             each = Expected(type, values, allowed, unsure)
             _open_where_large(each)
         else:

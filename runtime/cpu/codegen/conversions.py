@@ -6,7 +6,6 @@ Halves (float16, bfloat16) are computed with as float32 and rounded after each o
 from __future__ import annotations
 
 import llvmlite.ir as ir
-import numpy as np
 
 from foreplan.graph import DType
 from foreplan.graph.types import FLOAT32, FLOAT64
@@ -102,17 +101,16 @@ def _to_odd(e: Lanes, x: ir.Value) -> ir.Value:
 
 
 def _float_to_integer(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
-    """Toward zero, by way of an integer of 32 or 64 bits. Values beyond its range become the nearest number in range,
-    NaN the least one: LLVM leaves this open, and lanes would differ.
+    """Toward zero, by way of an integer of 32 or 64 bits. NaN and what is beyond its range become its least number, as
+    x86's instructions give it: LLVM leaves this open, and lanes would differ.
     """
     signed = new.name != "uint64"
     bits = 64 if new.itemsize == 8 or new.name == "uint32" else 32
     b, element, wide = e.builder, register_type(old), e.type(ir.IntType(bits))
     low, beyond = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
-    high = float(np.nextafter(beyond, 0, dtype=np.float64 if element == DOUBLE else np.float32))
-    for test, limit in ((">", low), ("<", high)):
-        bound = e.constant(element, limit)
-        x = e.select(b.fcmp_ordered(test, x, bound), x, bound)
+    least, limit = e.constant(element, low), e.constant(element, beyond)
+    inside = b.and_(b.fcmp_ordered(">=", x, least), b.fcmp_ordered("<", x, limit))
+    x = e.select(inside, x, least)
     whole = b.fptosi(x, wide) if signed else b.fptoui(x, wide)
     return whole if new.itemsize * 8 == bits else b.trunc(whole, e.type(register_type(new)))
 

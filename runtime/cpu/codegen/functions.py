@@ -102,7 +102,7 @@ def expm1(e: Lanes, x: ir.Value) -> ir.Value:
     half = _power_of_two(e, b.sub(n, e.constant(INT32, 1)))  # 2^(n - 1), as 2^n may be too large
     result = e.fma(half, less, b.fsub(half, _number(e, 0.5)))
     result = e.select(b.icmp_signed("==", n, e.constant(INT32, 0)), less, b.fadd(result, result))
-    return e.select(_is_nan(e, x), x, result)
+    return e.select(_is_nan(e, x), x, e.intrinsic("copysign", result, x))
 
 
 def log(e: Lanes, x: ir.Value) -> ir.Value:
@@ -133,7 +133,7 @@ def log1p(e: Lanes, x: ir.Value) -> ir.Value:
     lost = b.fsub(x, b.fsub(total, one))
     whole = log(e, total)
     ordinary = b.fcmp_ordered("<", e.intrinsic("fabs", whole), _number(e, np.inf))
-    return e.select(ordinary, b.fadd(whole, b.fdiv(lost, total)), whole)
+    return e.intrinsic("copysign", e.select(ordinary, b.fadd(whole, b.fdiv(lost, total)), whole), x)
 
 
 def tanh(e: Lanes, x: ir.Value) -> ir.Value:

@@ -21,8 +21,9 @@ from foreplan.runtime.kernel import Run, Several
 
 Function = ctypes.CFUNCTYPE(None).__mro__[1]  # of which both library functions and machine code made here are
 ARGUMENTS = 4  # of a function, at most
-_IS_X86, _FLUSH = platform.machine() in ("x86_64", "AMD64"), 0x8040  # results and operands that are denormal are zero
-RECORD = 2 + ARGUMENTS  # its address, whether it gives a status, and what it is called with
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+_RESULTS, _OPERANDS = 0x8000, 0x0040  # what the register MXCSR says: such numbers are zero where they are denormal
+RECORD = 3 + ARGUMENTS  # its address, whether it gives a status, its arithmetic, and what it is called with
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
@@ -52,10 +53,11 @@ class _Table:
         if isinstance(run.func, Compiled):
             entry, table = run.func.prepared(run.args)
             self.kept.append(table)
-            return [entry.address, 1, 0, 0, table.ctypes.data, 0]
+            return [entry.address, 1, _RESULTS | _OPERANDS, 0, 0, table.ctypes.data, 0]
         numbers = [_number(argument) for argument in run.args]
         checked = run.func in (library().functions.dnnl_primitive_execute, _checker())
-        return [_address(run.func), int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
+        control = _RESULTS if getattr(run.func, "reads_denormals", False) else _RESULTS | _OPERANDS
+        return [_address(run.func), int(checked), control, *numbers, *[0] * (ARGUMENTS - len(numbers))]
 
     def check(self) -> None:
         """Raise for the status of a call that has failed."""
@@ -154,19 +156,22 @@ def _checker() -> Callable[[int, int, object], int]:
 class _Caller(Writer):
     """Writes the function that calls the others. A function ignores numbers beyond its arguments.
 
-    Meanwhile numbers below 1.2e-38 count as zero. The momentum of a parameter without gradients fades to the least
-    number and, rounded, stays there; processors take a hundred times as long for such numbers.
+    Meanwhile results below 1.2e-38 are zero. The momentum of a parameter without gradients would fade to the least
+    number and, rounded, stay there; processors take a hundred times as long for such numbers. Operands below 1.2e-38
+    count as zero, too, but in maps: there the logarithm of such a number, or its sign, is another than that of zero.
     """
 
     def write(self) -> None:
         b, type = self.b, ir.FunctionType(INT32, [INT64] * ARGUMENTS)
         self.word = self.local(INT32)
         before = self._control()
-        self._set_control(b.or_(before, ir.Constant(INT32, _FLUSH)))
         with self.counted(self.start, self.stop, 1) as at:
             first = b.add(b.mul(at, self.number(RECORD)), self.number(1))
             places = [b.add(first, self.number(i)) for i in range(RECORD)]
-            address, checked, *numbers = (self.entry_of(self.table, place) for place in places)
+            address, checked, control, *numbers = (self.entry_of(self.table, place) for place in places)
+            wanted = b.or_(before, b.trunc(control, INT32))
+            with b.if_then(b.icmp_signed("!=", wanted, b.load(self.word, typ=INT32))):  # to set it takes 20 cycles
+                self._set_control(wanted)
             status = b.call(b.inttoptr(address, type.as_pointer()), numbers)
             counts = b.icmp_signed("!=", checked, self.number(0))
             with b.if_then(b.and_(counts, b.icmp_signed("!=", status, ir.Constant(INT32, 0)))):

@@ -7,8 +7,8 @@ carry (stochastic arithmetic, as in Vignes, 1993).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -88,13 +88,19 @@ def _itself(x: Array) -> Array:
     return x
 
 
+def _size(x: Array) -> Array:
+    """Magnitudes of integers, that of the least one, too."""
+    wide = x.astype(np.uint64)
+    return np.where(x < 0, np.uint64(0) - wide, wide)
+
+
 _INTEGER: dict[str, Callable[..., Array]] = {
     **{name: OF_FLOATS[name] for name in ("add", "sub", "mul", "max", "min", "abs", "sign", "square", "clip", "neg")},
     "floordiv": np.floor_divide,
     "mod": np.remainder,
     "fmod": np.fmod,
     "pow": np.power,
-    "truncdiv": lambda a, b: (np.abs(a) // np.abs(b)) * np.sign(a) * np.sign(b),
+    "truncdiv": lambda a, b: np.where((a < 0) != (b < 0), -(_size(a) // _size(b)), _size(a) // _size(b)),
     "floor": _itself,
     "ceil": _itself,
     "trunc": _itself,
@@ -135,7 +141,7 @@ class Numbers:
     Attributes:
         samples: [SAMPLES, …] of floats, [1, …] of anything else.
         open: where the result is open: conversions out of range, integers divided by 0, decisions that rounding turns.
-        tiny: where a number below the least normal one took part, which engines may take for zero.
+        tiny: where a step between gave a number below the least normal one, which an engine may take for zero.
     """
 
     samples: Array
@@ -163,7 +169,7 @@ def evaluate(expr: Expr, args: Sequence[Array], dtypes: Sequence[DType], seed: i
     with np.errstate(all="ignore"):
         for part in subexpressions(expr):
             if isinstance(part, Arg):
-                found[part] = _argument(np.broadcast_to(args[part.index], shape), dtypes[part.index])
+                found[part] = Numbers(np.broadcast_to(args[part.index], shape)[None])
             elif isinstance(part, Const):
                 found[part] = Numbers(np.full((1, *(1 for _ in shape)), part.value))
             else:
@@ -174,22 +180,19 @@ def evaluate(expr: Expr, args: Sequence[Array], dtypes: Sequence[DType], seed: i
         return result if isinstance(expr, Call) else _converted(result, types[expr], wanted, rng)
 
 
-def _argument(x: Array, dtype: DType) -> Numbers:
-    return Numbers(x[None], False, _is_tiny(x, dtype) if dtype.is_float else False)
+def _is_tiny(x: Numbers, dtype: DType) -> Array:
+    """Where a step gave a number below the least normal one, of the type in which engines compute."""
+    first = x.samples[0].astype(np.float64)
+    return (first != 0) & (np.abs(first) < float(np.finfo(dtype.wide.numpy).tiny))
 
 
-def _is_tiny(x: Array, dtype: DType) -> Array:
-    return (x != 0) & (np.abs(x) < float(ml_dtypes.finfo(dtype.numpy).tiny))
-
-
-def _call(part: Call, given: list[Numbers], types: dict[Expr, DType | None], rng: np.random.Generator) -> Numbers:
+def _call(part: Call, given: list[Numbers], types: Mapping[Expr, DType | None], rng: np.random.Generator) -> Numbers:
     result, function = types[part], part.function
     if function in DTYPES:
-        return _converted(given[0], types[part.args[0]], DTYPES[function], rng)
+        return _converted(_read(given[0], part.args[0], types), types[part.args[0]], DTYPES[function], rng)
     kinds = operand_dtypes(part, types)
-    given = [
-        x if kind is None else _converted(x, types[arg], kind, rng) for x, arg, kind in zip(given, part.args, kinds)
-    ]
+    given = [_read(x, arg, types) for x, arg in zip(given, part.args)]
+    given = [x if kind is None else _read_as(x, types[arg], kind, rng) for x, arg, kind in zip(given, part.args, kinds)]
     unsure: Array | bool = False
     tiny: Array | bool = False
     for x in given:
@@ -215,7 +218,24 @@ def _call(part: Call, given: list[Numbers], types: dict[Expr, DType | None], rng
     if function in ("floordiv", "mod", "fmod", "truncdiv"):  # a quotient that rounds to the next whole number
         near = np.abs(arrays[0] / arrays[1])
         unsure = unsure | (~(near < 2.0 ** min(20, _bits(result) - 2))) | (np.abs(near - np.rint(near)) < 1e-3)
+        if function in ("floordiv", "truncdiv"):  # computed by way of the rest, and what is left without it
+            for step in (arrays[0], np.fmod(*arrays), np.remainder(*arrays)):
+                tiny = tiny | _is_tiny(Numbers(step), result)
     return _moved(y, result, units, unsure, tiny, rng)
+
+
+def _read(x: Numbers, part: Expr, types: Mapping[Expr, DType | None]) -> Numbers:
+    """An operand: what a step has made of it may be tiny."""
+    kind = types[part]
+    if not isinstance(part, Call) or kind is None or not kind.is_float:
+        return x
+    return replace(x, tiny=x.tiny | _is_tiny(x, kind))
+
+
+def _read_as(x: Numbers, source: DType | None, kind: DType, rng: np.random.Generator) -> Numbers:
+    """An operand converted to the type of a step; that is a step, too."""
+    y = _converted(x, source, kind, rng)
+    return y if y is x or source is None or not kind.is_float else replace(y, tiny=y.tiny | _is_tiny(y, kind))
 
 
 def _overlap(a: Array, b: Array) -> Array:
@@ -258,9 +278,10 @@ def _moved(
         signs = rng.choice([-1.0, 1.0], shape)
         signs[0], signs[1] = 1.0, -1.0  # what rounding turns is seen for certain, after one step
         y[1:] += signs * (units * eps * rng.uniform(0.5, 1.5, shape) * np.abs(y[1:]) + least * (y[1:] != 0))
-    large = np.isfinite(y) & (np.abs(y) >= most * (1 + eps / 2))
+    limit = most * (1 + eps / 2)  # what is rounded is infinite from here on; float64 rounds by itself
+    large = np.isfinite(y) & (np.abs(y) >= limit) & (limit > most)
     y = np.where(large, np.copysign(np.inf, y), np.where(np.abs(y) < least / 2, np.copysign(0.0, y), y))
-    return Numbers(y, unsure, tiny | _is_tiny(y[:1], dtype))
+    return Numbers(y, unsure, tiny)
 
 
 def _converted(x: Numbers, source: DType | None, dtype: DType, rng: np.random.Generator) -> Numbers:
