@@ -152,7 +152,7 @@ def _check_magnitude(name: str, array: np.ndarray, dtype: DType) -> None:
         numbers = array.reshape(-1).tolist()
         held = all(-largest <= number <= largest for number in numbers)
     else:
-        held = bool(-largest <= array.min() and array.max() <= largest)
+        held = -largest <= float(array.min()) and float(array.max()) <= largest
     if held:
         return
     with np.errstate(all="ignore"):  # of what is left, some may be infinite, no number, or round to the largest

@@ -148,6 +148,14 @@ def test_numbers_that_would_become_infinite_are_refused(dtype: str, count: int, 
             session.step({"x": given})
 
 
+def test_narrower_numbers_are_taken_without_a_word() -> None:
+    session = fp.compile(fp.trace(lambda x: -x, fp.spec((100,), "float64"))).bind()
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        for dtype in ("float16", "float32", "int64", "uint8", "bool"):
+            assert (session.step({"x": np.ones(100, dtype)}).outputs["output"] == -1).all()
+
+
 def test_whole_numbers_that_would_become_infinite_are_refused() -> None:
     session = fp.compile(fp.trace(lambda x: -x, fp.spec((2,), "float16"))).bind()
     assert session.step({"x": np.array([65519, -65519])}).outputs["output"].tolist() == [-65504.0, 65504.0]
