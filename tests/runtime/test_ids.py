@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import foreplan as fp
 from foreplan import nn
+from tests.frontend.onnx.models import model, node, random
 
 ROWS, WIDTH = 7, 4
 
@@ -80,3 +82,28 @@ def test_groups_of_ranks_that_share_a_table_take_the_same_ids() -> None:
     step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target="numpy", ranks=2, tensor=2)
     assert any(call.op.name == "local_index" for call in step.program.calls)
     assert {slot.name: slot.valid for slot in step.program.inputs if slot.name == "tokens"} == {"tokens": (0, 31)}
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize(
+    ("op", "low"),
+    [
+        ("torch.ops.aten.embedding.default", 0),
+        ("torch.ops.aten.index.Tensor", -8),
+        ("torch.ops.aten.index_select.default", -8),
+        ("", -8),
+    ],
+)
+def test_a_table_that_pytorch_read_by_embedding_takes_no_negative_ids(op: str, low: int, target: str) -> None:
+    """PyTorch refuses them there, and takes them where a tensor is indexed, as ONNX's Gather does."""
+    gather = node("Gather", "w x", "y")
+    if op:
+        call = f"%y : [num_users=1] = call_function[target={op}](args = (%p_w, %x), kwargs = {{}})"
+        gather.metadata_props.add(key="pkg.torch.onnx.fx_node", value=call)
+    proto = model([gather], {"x": [2]}, ["y"], {"w": random(8, 3)})
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    session = fp.compile(fp.from_onnx(proto), target=target).bind()
+    session.step({"x": np.array([low, 7])})
+    for wrong in (low - 1, 8):
+        with pytest.raises(fp.InputError, match=f"'x' holds {wrong} at .*, and the model takes {low} to 7"):
+            session.step({"x": np.array([0, wrong])})

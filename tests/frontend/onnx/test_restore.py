@@ -431,25 +431,3 @@ def test_a_basis_of_random_features_is_not_trained(name: str, cosine: str, kind:
     proto = model(nodes, {"x": (3, 2)}, ["y"], {name: random(2, 8), "two": np.array(2.0, np.float32)})
     proto.producer_name = "pytorch"
     assert kinds(restored(proto))[name] is kind
-
-
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
-@pytest.mark.parametrize(
-    ("op", "low"),
-    [
-        ("torch.ops.aten.embedding.default", 0),
-        ("torch.ops.aten.index.Tensor", -8),
-        ("torch.ops.aten.index_select.default", -8),
-        ("", -8),
-    ],
-)
-def test_a_table_that_pytorch_read_by_embedding_takes_no_negative_ids(op: str, low: int, target: str) -> None:
-    """PyTorch refuses them there, and takes them where a tensor is indexed, as ONNX's Gather does."""
-    gather = node("Gather", "w x", "y")
-    proto = model([called(gather, "y", op, "%p_w, %x") if op else gather], {"x": [2]}, ["y"], {"w": random(8, 3)})
-    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    session = fp.compile(from_onnx(proto), target=target).bind()
-    session.step({"x": np.array([low, 7])})
-    for wrong in (low - 1, 8):
-        with pytest.raises(fp.InputError, match=f"'x' holds {wrong} at .*, and the model takes {low} to 7"):
-            session.step({"x": np.array([0, wrong])})
