@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.disk_cache import sealed, unsealed, write_whole
+from foreplan.untrusted import RULES
 
 VARIABLE = "FOREPLAN_PLANS"
-LARGEST = 1 << 24  # bytes that are read or written; a plan has about a hundred for each of its steps
+LARGEST = RULES["shared plan"].largest  # bytes read or written; a plan has about a hundred for each of its steps
 PATIENCE = 300.0  # seconds that a process waits for another one's plan
 POLL = 0.1  # seconds between two looks at a lock
 EVERYBODY = 0o644  # rights of files: their folder says who may read them

@@ -21,6 +21,7 @@ from foreplan.files import write_atomically
 from foreplan.graph import Kind
 from foreplan.graph.adapter import Adapter, adapters_in, is_of_adapter
 from foreplan.lower.program import Program, Slot
+from foreplan.runtime.adapter_config import Config
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks import ALONE, World
@@ -28,6 +29,7 @@ from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
+from foreplan.untrusted import contents
 
 PREFIX = "base_model.model."
 _FLOATS = {"float16", "bfloat16", "float32", "float64"}  # each of which is read as another
@@ -120,15 +122,21 @@ def load_adapters(
     adapters = adapters_of(program)
     config = _read_config(os.path.join(folder, CONFIG))
     for each in adapters:
-        scale = _scale(config, each, _rank(program.tensors, each))
+        rank = _rank(program.tensors, each)
+        if (said := config.rank(each.module)) not in (None, rank):
+            raise SessionError(
+                f"the adapters in {folder!r} have rank {said} in {each.module!r}, and this model {rank}: "
+                "give foreplan.lora their rank"
+            )
+        scale = config.scale(each.module, rank)
         if not math.isclose(scale, each.scale, rel_tol=1e-6):
             raise SessionError(
                 f"the adapters in {folder!r} add {scale:g} times their product, and this model's {each.scale:g} times: "
                 "give foreplan.lora their rank and alpha"
             )
-        if bool(config.get("use_dora")) != (each.magnitude is not None):
+        if config.is_dora != (each.magnitude is not None):
             raise SessionError(
-                f"the adapters in {folder!r} have use_dora = {bool(config.get('use_dora'))}, and this model's "
+                f"the adapters in {folder!r} have use_dora = {config.is_dora}, and this model's "
                 f"{each.module!r} has not: give foreplan.lora the same dora"
             )
     factors = {PREFIX + name for each in adapters for name in each.stored}
@@ -180,45 +188,26 @@ def _plain(number: float) -> int | float:
     return int(number) if number == int(number) else number
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _read_config(path: str) -> Config:
     """The configuration in a file, of which nothing is trusted.
 
     Raises:
         SessionError: it cannot be read, or is of other adapters than LoRA's.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise SessionError(f"{path!r} is no regular file")
+        found = json.loads(contents(path, "adapters"))
     except OSError as error:
         raise SessionError(f"{path!r} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise SessionError(f"{path!r} is not JSON") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise SessionError(f"{path!r} does not describe LoRA's adapters")
-    if other := [key for key in ("use_bdlora", "lora_bias") if config.get(key)]:
-        raise SessionError(f"{path!r} has {other[0]}, which foreplan's adapters do not have")
-    return config
-
-
-def _scale(config: Mapping[str, Any], adapter: Adapter, rank: int) -> float:
-    """What PEFT multiplies the product of the factors with."""
-    alpha = _patterned(config.get("alpha_pattern"), adapter.module, config.get("lora_alpha"))
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise SessionError(f"{CONFIG} has no number as lora_alpha")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _patterned(patterns: Any, module: str, default: Any) -> Any:
-    """The first value whose key is the end of a module's name. Keys are taken literally, and not as expressions."""
-    for key, value in patterns.items() if isinstance(patterns, dict) else ():
-        literal = str(key).replace("\\", "")
-        if literal.startswith("^"):
-            found = literal[1:] == module
-        else:
-            found = f".{module}".endswith(f".{literal}")
-        if found:
-            return value
-    return default
+    except UsageError as error:
+        raise SessionError(str(error)) from None
+    try:
+        return Config.of(found)
+    except ValueError as error:
+        raise SessionError(f"{path!r} {error}") from None
 
 
 def _rank(slots: Iterable[Slot], adapter: Adapter) -> int:

@@ -32,6 +32,7 @@ from foreplan.planner.records import each, integer, plan_of, string
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update
+from foreplan.untrusted import contents
 from foreplan.version import VERSION
 
 _KINDS = {
@@ -57,7 +58,7 @@ def read_plan(
             that are elsewhere.
     """
     try:
-        text = Path(path).read_bytes().decode()
+        text = contents(path, "plan").decode()
     except OSError as error:
         raise PlanError(f"the plan {path!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -41,6 +41,7 @@ ALLOWED = {
 BASE = {
     "errors",
     "units",
+    "untrusted",
     "files",
     "home",
     "disk_cache",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from foreplan.cli.array_file import ArrayFile, Header
 from foreplan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -14,40 +16,30 @@ if TYPE_CHECKING:
 
     from foreplan.lower.program import Program
 
-Arrays = dict[str, "np.ndarray"]
+Arrays = Mapping[str, "np.ndarray"]
 
 
-def read_arrays(path: str) -> Arrays:
-    """All arrays of an .npz file, by name. Nothing in the file is executed.
+def read_arrays(path: str) -> ArrayFile:
+    """The arrays of an .npz file, by name; each is read when it is asked for. Nothing in the file is executed.
 
     Raises:
         UsageError: the file is not there, cannot be read, or is no .npz file of plain arrays.
     """
-    import numpy as np
-
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise UsageError(f"{path!r} holds one array without a name: write it with numpy.savez(path, x=array)")
-        with file:
-            arrays = {name: file[name] for name in file.files}
+        with open(path, "rb") as file:
+            if file.read(6) == b"\x93NUMPY":
+                raise UsageError(f"{path!r} holds one array without a name: write it with numpy.savez(path, x=array)")
+            return ArrayFile(path, file.seek(0, os.SEEK_END))
     except UsageError:
         raise
     except OSError as error:
         raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
     except Exception as error:  # whatever zipfile, tokenize and NumPy raise at bytes that they did not write
-        # NumPy's own words end in how to load a pickle all the same.
-        pickled = "it holds pickled objects, or is no NumPy file at all"
-        reason = pickled if "allow_pickle" in str(error) else str(error) or type(error).__name__
+        no_zip = "it holds pickled objects, or is no NumPy file at all"
+        reason = no_zip if isinstance(error, zipfile.BadZipFile) else str(error) or type(error).__name__
         raise UsageError(
             f"{path!r} is not an .npz file of plain arrays ({reason}): write one with numpy.savez(path, x=array)"
         ) from None
-    if alien := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise UsageError(
-            f"{path!r} is not an .npz file of plain arrays ({alien[0]!r} in it is no array): "
-            "write one with numpy.savez(path, x=array)"
-        )
-    return arrays
 
 
 def read_array(path: str) -> np.ndarray:
@@ -59,17 +51,17 @@ def read_array(path: str) -> np.ndarray:
     import numpy as np
 
     try:
-        found = np.load(path, allow_pickle=False)
+        with open(path, "rb") as file:
+            Header.of(file, os.fstat(file.fileno()).st_size)
+            file.seek(0)
+            return np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
     except Exception:  # whatever NumPy raises at bytes that it did not write
-        found = None
-    if not isinstance(found, np.ndarray):
-        raise UsageError(f"{path!r} is no .npy file of a plain array: write one with numpy.save(path, array)")
-    return found
+        raise UsageError(f"{path!r} is no .npy file of a plain array: write one with numpy.save(path, array)") from None
 
 
-def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(path: str, arrays: Arrays) -> None:
     """Write an .npz file that `numpy.load` reads; deterministic bytes.
 
     Raises:
@@ -86,7 +78,7 @@ def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
-def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
+def samples_in(program: Program, arrays: ArrayFile, path: str) -> tuple[int, int]:
     """How many samples a data file has and how many of them a step takes: leading axes of arrays and of inputs.
 
     Every sample is checked here, so that no wrong one stops a run that has come a long way.
@@ -109,19 +101,20 @@ def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
         raise InputError(f"the inputs have no common leading axis to cut samples along: {wanted}")
     counts: dict[str, int] = {}
     for slot in slots:
-        array, want = arrays[slot.name], slot.operand.type
-        if array.ndim != want.rank or array.shape[1:] != want.shape[1:]:
+        shape, want = arrays.headers[slot.name].shape, slot.operand.type
+        if len(shape) != want.rank or shape[1:] != want.shape[1:]:
             sample = TensorType(want.dtype, want.shape[1:])
-            raise InputError(f"{path!r}: each sample of {slot.name!r} must be {sample}, and is {list(array.shape[1:])}")
-        try:
-            check_elements(slot, array)
-        except InputError as error:
-            raise InputError(f"{path!r}: {error}") from None
-        counts[slot.name] = len(array)
+            raise InputError(f"{path!r}: each sample of {slot.name!r} must be {sample}, and is {list(shape[1:])}")
+        counts[slot.name] = shape[0]
     if len(set(counts.values())) != 1:
         raise InputError(f"{path!r}: the arrays have different numbers of samples: {counts}")
     if not all(counts.values()):
         raise InputError(f"{path!r} has no samples: its arrays are empty")
+    for slot in slots:
+        try:
+            check_elements(slot, arrays[slot.name])
+        except InputError as error:
+            raise InputError(f"{path!r}: {error}") from None
     return next(iter(counts.values())), next(iter(batches))[0]
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from foreplan.cli.data import Arrays, read_arrays
+from foreplan.cli.array_file import ArrayFile
+from foreplan.cli.data import read_arrays, samples_in
 from foreplan.cli.options import Settings, echo, given, is_file, is_plan_file
 from foreplan.errors import TargetError, UsageError
 
@@ -80,8 +81,8 @@ def agree_on_options(world: World, files: Collection[str]) -> None:
     agree(world, "the options of the run", facts)
 
 
-def read_alike(path: str, world: World) -> Arrays:
-    """All arrays of an .npz file, which every rank reads at the same time.
+def read_alike(path: str, world: World) -> ArrayFile:
+    """The arrays of an .npz file, which every rank reads at the same time.
 
     Raises:
         UsageError: see `read_arrays`.
@@ -96,12 +97,23 @@ def read_alike(path: str, world: World) -> Arrays:
     return arrays
 
 
-def facts_of(arrays: Arrays) -> dict[str, object]:
-    """What ranks compare of arrays: their types, shapes and checksums."""
-    from foreplan.runtime.ranks.digests import checksum
+def samples_alike(program: Program, arrays: ArrayFile, path: str, world: World) -> tuple[int, int]:
+    """As `samples_in`, which reads the arrays; all ranks call it at the same time.
 
-    found: dict[str, object] = {f"the type of {x!r}": f"{a.dtype}{list(a.shape)}" for x, a in arrays.items()}
-    return found | {f"the checksum of {x!r}": checksum(array) for x, array in arrays.items()}
+    Raises:
+        InputError, UsageError: see there.
+        SessionError: another rank cannot read them.
+    """
+    from foreplan.runtime.ranks.agreement import together
+
+    with together(world, "the data"):
+        return samples_in(program, arrays, path)
+
+
+def facts_of(arrays: ArrayFile) -> dict[str, object]:
+    """What ranks compare of arrays: their types, shapes and checksums, which the file tells before they are read."""
+    found: dict[str, object] = {f"the type of {x!r}": f"{h.dtype}{list(h.shape)}" for x, h in arrays.headers.items()}
+    return found | {f"the checksum of {name!r}": header.checksum for name, header in arrays.headers.items()}
 
 
 class Share(NamedTuple):

@@ -40,6 +40,7 @@ from foreplan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import numpy as np
 
+    from foreplan.cli.array_file import ArrayFile
     from foreplan.cli.data import Arrays
     from foreplan.compiled import Compiled
     from foreplan.runtime.session import Session
@@ -101,12 +102,12 @@ def run(
     compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
-    if compiled.program.ranks > 1:
-        _agree(arrays, deadline)
     names = {slot.name for slot in compiled.program.inputs}
     if others := [name for name in arrays if name not in names]:
         say(f"note: the model does not take {', '.join(others)}")
-        arrays = {name: array for name, array in arrays.items() if name in names}
+        arrays = arrays.only(name for name in arrays if name in names)
+    if compiled.program.ranks > 1:
+        _agree(arrays, deadline)
     session = compiled.bind(seed=seed, threads=own)
     load_weights(session, weights, options)
     outputs = _infer(compiled, session, arrays, data)
@@ -125,25 +126,26 @@ def run(
         say(f"wrote {path}")
 
 
-def _agree(arrays: Arrays, deadline: float | None) -> None:
+def _agree(arrays: ArrayFile, deadline: float | None) -> None:
     """Check that all ranks run one command on the same data."""
     from foreplan.runtime.ranks import current
-    from foreplan.runtime.ranks.agreement import agree
+    from foreplan.runtime.ranks.agreement import together
 
     world = current(deadline)
     agree_on_options(world, ("data", "weights"))
-    if world.size > 1:
-        agree(world, "the data", facts_of(arrays))
+    with together(world, "the data") as facts:
+        facts |= facts_of(arrays)
+        list(arrays.values())  # which reads them
 
 
-def _shapes_from(model: str, arrays: Arrays) -> dict[str, tuple[int, ...]] | None:
+def _shapes_from(model: str, arrays: ArrayFile) -> dict[str, tuple[int, ...]] | None:
     """Shapes, as the data has them, of those inputs of an ONNX model whose shape the file leaves open."""
     from foreplan.frontend.onnx import declared_shapes
 
     shapes = {}
     for name, extents in declared_shapes(model).items():
         if name in arrays and (extents is None or None in extents):
-            own = arrays[name].shape
+            own = arrays.headers[name].shape
             if extents is not None and len(extents) == len(own):
                 own = tuple(theirs if fixed is None else fixed for theirs, fixed in zip(own, extents))
             shapes[name] = own
@@ -157,12 +159,13 @@ def _summary(array: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def _infer(compiled: Compiled, session: Session, arrays: Arrays, path: str) -> Arrays:
+def _infer(compiled: Compiled, session: Session, arrays: ArrayFile, path: str) -> Arrays:
     """Outputs for all samples: in one step where the shapes are the step's own, else batch by batch."""
     import numpy as np
 
     program = compiled.program
-    if all(slot.name in arrays and arrays[slot.name].shape == slot.operand.type.shape for slot in program.inputs):
+    shapes = {name: header.shape for name, header in arrays.headers.items()}
+    if all(shapes.get(slot.name) == slot.operand.type.shape for slot in program.inputs):
         return session.step(arrays).outputs
     samples, batch = samples_in(program, arrays, path)
     per_sample = all(slot.operand.type.shape[:1] == (batch,) for slot in program.outputs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from foreplan.cli.data import Arrays, samples_in
+from foreplan.cli.array_file import ArrayFile
+from foreplan.cli.data import samples_in
 from foreplan.cli.options import echo, model_with_options, print_json, say, working
 from foreplan.errors import InputError
 from foreplan.units import format_bytes, format_count, format_seconds
@@ -78,25 +79,26 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def samples_of_stages(
-    program: Program, arrays: Arrays, path: str, micro_batches: int, world: World
-) -> tuple[int, int, Arrays]:
+    program: Program, arrays: ArrayFile, path: str, micro_batches: int, world: World
+) -> tuple[int, int, ArrayFile]:
     """How many samples a data file has, how many of them a micro-batch takes, and the arrays that this stage reads: one
     that no stage reads is an error, as everywhere. All ranks call it at the same time.
 
     Raises:
         InputError: see `samples_in`; or stages would take different numbers of samples.
     """
+    from foreplan.runtime.ranks.agreement import together
+
     slots = program.required_inputs
     told = world.gather([slot.name for slot in slots], "what stages read")
     read = {name for names in told for name in names}
-    own = {name: array for name, array in arrays.items() if name in told[world.rank] or name not in read}
-    found = None
-    if slots:
-        of_one = [slot.operand for slot in slots]
-        if micro_batches > 1:
-            of_one = [replace(x, type=x.type.with_shape(x.type.shape[1:])) for x in of_one]
-        inputs = tuple(replace(slot, operand=x) for slot, x in zip(slots, of_one, strict=True))
-        found = samples_in(replace(program, inputs=inputs), own, path)
+    own = arrays.only(name for name in arrays if name in told[world.rank] or name not in read)
+    of_one = [slot.operand for slot in slots]
+    if micro_batches > 1:
+        of_one = [replace(x, type=x.type.with_shape(x.type.shape[1:])) for x in of_one]
+    inputs = tuple(replace(slot, operand=x) for slot, x in zip(slots, of_one, strict=True))
+    with together(world, "the data"):
+        found = samples_in(replace(program, inputs=inputs), own, path) if slots else None
     counts = {each for each in world.gather(found, "the samples of stages") if each is not None}
     if len(counts) != 1:
         raise InputError(f"{path!r}: stages would take different numbers of samples: {sorted(counts)}")

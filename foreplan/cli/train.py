@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foreplan.cli.compiling import open_compiled
-from foreplan.cli.data import Arrays, samples_in
-from foreplan.cli.job import agree_on_options, check_ranks, read_alike, share_of, with_ranks
+from foreplan.cli.job import agree_on_options, check_ranks, read_alike, samples_alike, share_of, with_ranks
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
 from foreplan.cli.options import (
@@ -34,6 +33,8 @@ from foreplan.files import check_writable
 from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from foreplan.runtime.ranks import World
 
 FILES = ("data", "validation", "resume", "weights")  # parameters whose content ranks compare
@@ -128,7 +129,7 @@ def train(
         micro_batches = int(settings.step.accumulate)
         samples, batch, arrays = samples_of_stages(compiled.program, arrays, data, micro_batches, world)
     else:
-        samples, batch = samples_in(compiled.program, arrays, data)
+        samples, batch = samples_alike(compiled.program, arrays, data, world)
     share = share_of(compiled.program, world)
     size = batch * micro_batches * share.shares
     if samples < size:
@@ -151,7 +152,7 @@ def train(
     first = session.steps_done if resume else 0
     if first >= last:
         raise UsageError(f"{resume!r} has {first} steps behind it, and {last} are asked for: raise --epochs or --steps")
-    fixed: Arrays = {}
+    fixed: dict[str, np.ndarray] = {}
     if given("rate") and settings.schedule is None:  # a plan has its own default
         from foreplan.runtime.inputs import check_array
 

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from foreplan.cli.data import Arrays, samples_in
-from foreplan.cli.job import Share, read_alike
+from foreplan.cli.data import Arrays
+from foreplan.cli.job import Share, read_alike, samples_alike
 from foreplan.cli.options import Settings, is_plan_file, model_graph
 from foreplan.cli.stages import samples_of_stages
 from foreplan.errors import ModelError, ShapeError, UsageError
@@ -103,7 +103,7 @@ def validation_of(
     if whole.program.is_stage:
         samples, batch, arrays = samples_of_stages(whole.program, arrays, path, 1, world)
     else:
-        samples, batch = samples_in(whole.program, arrays, path)
+        samples, batch = samples_alike(whole.program, arrays, path, world)
     count, rest = divmod(samples, batch)
     parts = [whole] if count else []
     if rest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -39,37 +39,45 @@ def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return outputs
 
 
-def evaluate(nodes: Iterable[Node], known: dict[Value, np.ndarray], most: int) -> bool:
+def evaluate(
+    nodes: Iterable[Node], known: dict[Value, np.ndarray], most: int, may: Callable[[int], bool] = lambda _: True
+) -> bool:
     """Add the nodes' results to `known`; ops without a kernel are decomposed.
 
     Args:
         nodes: in order.
         known: the content of every other value that they read.
         most: bytes of a result and of a kernel's workspace.
+        may: whether there is time for a kernel of some bytes and operations.
 
     Returns:
-        Whether all was computed; larger results than `most` are not.
+        Whether all was computed; larger results than `most` are not, and what takes more time than there is.
     """
     for node in nodes:
+        types = [value.type for value in node.inputs], [value.type for value in node.outputs]
         arrays = [np.ascontiguousarray(known[value]).reshape(value.shape) for value in node.inputs]
         if type(node.op).compute is Op.compute:
-            results = _by_parts(node, arrays, most)
+            results = _by_parts(node, arrays, most, may)
             if results is None:
                 return False
         else:
-            workspace = node.op.workspace([v.type for v in node.inputs], [v.type for v in node.outputs])
-            if max(workspace, *(value.type.nbytes for value in node.outputs)) > most:
+            cost = node.op.cost(*types)
+            if max(node.op.workspace(*types), *(type.nbytes for type in types[1])) > most:
+                return False
+            if not may(cost.flops + cost.nbytes):
                 return False
             results = computed(node.op, arrays)
         known.update(zip(node.outputs, results, strict=True))
     return True
 
 
-def _by_parts(node: Node, arrays: Sequence[np.ndarray], most: int) -> list[np.ndarray] | None:
+def _by_parts(
+    node: Node, arrays: Sequence[np.ndarray], most: int, may: Callable[[int], bool]
+) -> list[np.ndarray] | None:
     b = Builder()
     inputs = [b.input(f"x{i}", value.type) for i, value in enumerate(node.inputs)]
     parts = node.op.decompose(b, inputs)
     if parts is None:
         return None
     known = dict(zip(inputs, arrays)) | {value: content(value) for value in b.stored}
-    return [known[value] for value in parts] if evaluate(b.nodes, known, most) else None
+    return [known[value] for value in parts] if evaluate(b.nodes, known, most, may) else None

@@ -1,31 +1,25 @@
 """Real snapshots of PyTorch's, read safely: peak, what was alive there, and how well the allocator used its memory.
 
-A pickle is code. So what is read may hold dictionaries, lists, tuples, text and numbers; anything that would have to be
-imported is refused before it is.
+A pickle is code. What is read holds dictionaries, lists, tuples, text and numbers (`plain_pickle`). Time and memory
+grow with the file alone: lists that stand in it many times count each time, stacks are looked at once, and whatever is
+hashed is text or a number.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from foreplan.arguments import path_of
 from foreplan.errors import UsageError
+from foreplan.untrusted import contents
+from foreplan.views.plain_pickle import NotPlain, read_plain
 
 _UNKNOWN = "(allocated before the record began)"
-
-
-class _Plain(pickle.Unpickler):
-    """An unpickler of plain containers."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it would import {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside it")
+_LEAST = 16  # bytes of a file for each event in it, at least; PyTorch writes some sixty or more
+_FREE = 1024  # events that any file may have
+_LONGEST = 4096  # letters of a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +55,14 @@ def read_snapshot(path: str | Path) -> Recorded:
     """
     name = path_of("read_snapshot", path)
     try:
-        data = Path(name).read_bytes()
+        data = contents(name, "snapshot")
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     try:
-        snapshot = _Plain(io.BytesIO(data)).load()
-        found = [_recorded(snapshot, device) for device in range(len(snapshot["device_traces"]))]
-    except pickle.UnpicklingError as error:
+        found = _devices(read_plain(data), len(data))
+    except NotPlain as error:
         raise UsageError(f"{name} is refused: {error}; a snapshot of PyTorch's holds plain data only") from None
-    except Exception as error:  # a damaged pickle raises almost anything
+    except Exception as error:  # other data than a snapshot has
         raise UsageError(
             f"{name} is no snapshot of PyTorch's memory ({type(error).__name__}: {str(error)[:80]}); write one with "
             "torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(path)"
@@ -82,21 +75,35 @@ def read_snapshot(path: str | Path) -> Recorded:
     return best
 
 
-def _recorded(snapshot: dict[str, Any], device: int) -> Recorded:
-    trace = snapshot["device_traces"][device]
-    segments = [each for each in snapshot["segments"] if each.get("device", 0) == device]
-    allocated = sum(int(each.get("requested_size", each["allocated_size"])) for each in segments)
-    reserved = sum(int(each["total_size"]) for each in segments)
+def _devices(snapshot: dict[str, Any], size: int) -> list[Recorded]:
+    """What a snapshot says of each device.
+
+    Args:
+        size: of its file; the same list may stand in a pickle many times, so that events are counted.
+    """
+    traces = snapshot["device_traces"]
+    if len(traces) + sum(map(len, traces)) > size // _LEAST + _FREE:
+        raise NotPlain(f"it lists more events than it has room for, {_LEAST} bytes each")
+    segments: dict[int, list[dict[str, Any]]] = {}
+    for each in snapshot["segments"]:
+        segments.setdefault(_whole(each.get("device", 0)), []).append(each)
+    places = _Places()
+    return [_recorded(trace, segments.get(device, []), places) for device, trace in enumerate(traces)]
+
+
+def _recorded(trace: list[dict[str, Any]], segments: list[dict[str, Any]], places: _Places) -> Recorded:
+    allocated = sum(_whole(each.get("requested_size", each["allocated_size"])) for each in segments)
+    reserved = sum(_whole(each["total_size"]) for each in segments)
     for event in trace:  # what there was before the first event
-        allocated -= _SIGNS.get(event["action"], 0) * int(event["size"])
-        reserved -= _SEGMENTS.get(event["action"], 0) * int(event["size"])
+        allocated -= _SIGNS.get(_action(event), 0) * _whole(event["size"])
+        reserved -= _SEGMENTS.get(_action(event), 0) * _whole(event["size"])
     start, peak, at = (allocated, reserved), (allocated, reserved), 0
     for i, event in enumerate(trace):
-        allocated += _SIGNS.get(event["action"], 0) * int(event["size"])
-        reserved += _SEGMENTS.get(event["action"], 0) * int(event["size"])
+        allocated += _SIGNS.get(_action(event), 0) * _whole(event["size"])
+        reserved += _SEGMENTS.get(_action(event), 0) * _whole(event["size"])
         if allocated > peak[0]:
             peak, at = (allocated, reserved), i + 1
-    alive = _alive(trace[:at])
+    alive = _alive(trace[:at], places)
     rest = peak[0] - sum(each.nbytes for each in alive)
     if rest > 0 and start[0] > 0:
         alive.append(Alive(_UNKNOWN, rest))
@@ -108,19 +115,53 @@ _SIGNS = {"alloc": 1, "free_completed": -1}
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
-def _alive(trace: list[dict[str, Any]]) -> list[Alive]:
+def _whole(value: object) -> int:
+    """A whole number; nothing else is one, whatever `int` would make of it."""
+    if type(value) is not int:
+        raise TypeError(f"a {type(value).__name__} where a whole number stands")
+    return value
+
+
+def _action(event: dict[str, Any]) -> str:
+    """What an event says that happened: text, since the hash of nested tuples takes exponential time."""
+    action = event["action"]
+    if type(action) is not str:
+        raise TypeError(f"a {type(action).__name__} where an action stands")
+    return action
+
+
+def _alive(trace: list[dict[str, Any]], places: _Places) -> list[Alive]:
     """What has been allocated and not released, with the innermost line of Python that allocated it."""
     found: dict[int, Alive] = {}
     for event in trace:
         if event["action"] == "alloc":
-            found[event["addr"]] = Alive(_place(event.get("frames") or []), int(event["size"]))
+            found[_whole(event["addr"])] = Alive(places.of(event.get("frames") or []), _whole(event["size"]))
         elif event["action"] == "free_completed":
-            found.pop(event["addr"], None)
+            found.pop(_whole(event["addr"]), None)
     return list(found.values())
 
 
-def _place(frames: list[dict[str, Any]]) -> str:
-    own = next((frame for frame in frames if str(frame["filename"]).endswith(".py")), frames[0] if frames else None)
-    if own is None:
-        return "(no stack was recorded)"
-    return f"{own['name']} ({Path(str(own['filename'])).name}:{own['line']})"
+@dataclass
+class _Places:
+    """Where stacks are, each told once: many events share one.
+
+    Attributes:
+        known: by the list of its frames, and by its frame.
+    """
+
+    known: dict[int, str] = field(default_factory=dict)
+
+    def of(self, frames: list[dict[str, Any]]) -> str:
+        """The innermost line of Python, or of anything else."""
+        if id(frames) not in self.known:
+            own = next((frame for frame in frames if frame["filename"].endswith(".py")), frames[0] if frames else None)
+            self.known[id(frames)] = "(no stack was recorded)" if own is None else self._of_frame(own)
+        return self.known[id(frames)]
+
+    def _of_frame(self, frame: dict[str, Any]) -> str:
+        if id(frame) not in self.known:
+            name, file, line = frame["name"], frame["filename"], frame["line"]
+            if len(file) > _LONGEST:
+                raise NotPlain(f"the name of a file in it has more than {_LONGEST} letters")
+            self.known[id(frame)] = f"{name:.{_LONGEST}} ({PurePosixPath(file).name}:{_whole(line)})"
+        return self.known[id(frame)]

@@ -8,13 +8,13 @@ import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from foreplan.calibration import MOST, read_toml
 from foreplan.errors import TargetError, UsageError
 from foreplan.lower.links import link_named
+from foreplan.untrusted import contents
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
 PER_NODE = 8  # cards; so do HGX boards, and the largest servers with PCIe
@@ -185,7 +185,7 @@ def device_named(name: str) -> Device:
     """
     if name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = contents(name, "TOML").decode()
         except (OSError, ValueError) as error:  # a name with a zero byte, or what is no text
             raise UsageError(f"cannot read the device profile {name!r}: {error}") from None
         return read_device(text, name)

@@ -4,6 +4,7 @@ PEFT itself."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ def add(folder: Path) -> None:
         (lambda folder: change(folder, lora_alpha=7), "add 3.5 times their product, and this model's 3 times"),
         (lambda folder: change(folder, lora_alpha="7"), "no number as lora_alpha"),
         (lambda folder: change(folder, lora_alpha=None), "no number as lora_alpha"),
+        (lambda folder: change(folder, lora_alpha=10**400), "no number as lora_alpha"),
+        (lambda folder: change(folder, lora_alpha=float("nan")), "no number as lora_alpha"),
+        (lambda folder: change(folder, lora_alpha=True), "no number as lora_alpha"),
+        (lambda folder: change(folder, alpha_pattern={"x": -(10**400)}), "no number as alpha_pattern"),
+        (lambda folder: change(folder, alpha_pattern=[1]), "alpha_pattern that is no table"),
+        (lambda folder: change(folder, r=-1), "no whole number above 0 as r"),
+        (lambda folder: change(folder, r=10**30), "no whole number above 0 as r"),
+        (lambda folder: change(folder, r=3), "have rank 3 in 'h.table', and this model 2"),
+        (lambda folder: change(folder, rank_pattern={"up": 4}), "have rank 4 in 'h.up', and this model 2"),
+        (lambda folder: change(folder, rank_pattern={"up": 2.0}), "no whole number above 0 as rank_pattern"),
+        (lambda folder: change(folder, use_dora={"a": 1}), "use_dora that is neither true nor false"),
+        (lambda folder: ((folder / CONFIG).unlink(), os.mkfifo(folder / CONFIG)), "is no regular file"),
+        (lambda folder: os.truncate(folder / CONFIG, 17 << 20), "more than 16"),
         (lambda folder: drop(folder, "up.lora_B.weight"), "of other adapters than .* it lacks 'base_model.model.h.up"),
         (add, "of other adapters than .* it has 'base_model.model.x.lora"),
         (lambda folder: (folder / FILE).write_bytes(b"12345678"), "is not a checkpoint that can be read"),
@@ -163,7 +177,7 @@ def test_damaged_files_are_refused_and_change_nothing(
 
 def test_adapters_of_another_rank_are_refused(tmp_path: Path) -> None:
     session_of(rank=2, alpha=6).save_adapters(tmp_path)
-    change(tmp_path, lora_alpha=9)  # the strength is right for rank 3
+    change(tmp_path, lora_alpha=9, r=3)  # the strength is right for rank 3
     with pytest.raises(fp.SessionError, match=r"its .* is float32\[2,.* and not float32\[3,.* their rank"):
         session_of(rank=3, alpha=9).load_adapters(tmp_path)
 

@@ -23,6 +23,7 @@ from foreplan.frontend.onnx.wire import INTEGER_BYTES
 from foreplan.graph import Builder, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.ops.evaluate import content, evaluate
+from foreplan.untrusted import Allowance
 
 # Ops that depend on more than their inputs, or that the importer expands.
 _NEVER = {
@@ -43,12 +44,13 @@ _PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto's FLOAT, INT, STRING and lists of 
 _MOST_BYTES = 8 * INTEGER_BYTES  # of an intermediate result
 
 
-def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
+def fold(n: OnnxNode, kind: Kind, allowance: Allowance) -> list[Constant | None] | None:
     """The outputs of a node whose inputs are all known, or whose output depends on shapes alone; None for others.
 
     Args:
         n: the node.
         kind: the role of its output, if it is a ConstantOfShape.
+        allowance: of the file, for results and the time that they take; a node beyond it is folded no more.
     """
     if domain_of(n.proto.domain):
         return None
@@ -66,8 +68,8 @@ def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
     if n.op_type in _BY_REFERENCE:
         arrays = _reference(n) if _fits_in_sight(n) else None
     elif ("", n.op_type) in TRANSLATIONS:
-        arrays = _translated(n)
-    if arrays is None:
+        arrays = _translated(n, allowance)
+    if arrays is None or not allowance.has(sum(array.nbytes for array in arrays if array is not None)):
         return None
     found = [None if array is None else from_array(name, array) for name, array in zip(n.output_names, arrays)]
     missing = any(n.wants(i) and (one is None or one.array is None) for i, one in enumerate(found))
@@ -128,7 +130,7 @@ class _Apart:
         return self.known.get(operand)
 
 
-def _translated(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
+def _translated(n: OnnxNode, allowance: Allowance) -> Sequence[np.ndarray | None] | None:
     """The outputs by the op's translation; None if it has none for these inputs, or if an output is too large."""
     apart = _Apart(n.path)
     alone = OnnxNode(n.proto, n.inputs, n.opset, n.source, apart, n.input_names, n.output_names)
@@ -138,7 +140,7 @@ def _translated(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
             if result is None or alone.updates:
                 return None
             apart.known.update((value, content(value)) for value in apart.b.stored)
-            if not evaluate(apart.b.nodes, apart.known, _MOST_BYTES):
+            if not evaluate(apart.b.nodes, apart.known, _MOST_BYTES, allowance.has_work):
                 return None
     except (ForeplanError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError):
         return None  # when it is called for the graph itself, the translation says what is wrong

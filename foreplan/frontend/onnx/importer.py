@@ -35,6 +35,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.marks import StopGradient
 from foreplan.ops.storage import unpacked
 from foreplan.patterns import AS_THE_MODEL, Selection
+from foreplan.untrusted import Allowance
 
 if TYPE_CHECKING:
     import onnx
@@ -58,6 +59,7 @@ class Importer:
         guards: what such branches read.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
+        allowance: what a file of this size may take for values that are computed at import.
     """
 
     def __init__(self, model: Model, batch: Rebatch | None = None, selection: Selection = AS_THE_MODEL) -> None:
@@ -75,6 +77,7 @@ class Importer:
         self.shapes: dict[str, Shape] = {}
         self.told = model.proto.graph
         self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
+        self.allowance = Allowance("ONNX", model.proto.ByteSize())
         self.updates: dict[Value, Value] = {}
         self.guards = Guards(self.store)
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
@@ -253,7 +256,7 @@ class Importer:
                 raise n.unsupported("it reads a sequence of tensors; take them out with SequenceAt")
             self._expand(n, given, body, scope, name)
             return None
-        folded = self._guarded(n, lambda: fold(n, role.kind))
+        folded = self._guarded(n, lambda: fold(n, role.kind, self.allowance))
         if folded is not None:
             if n.op_type == "ConstantOfShape" and folded[0] is not None:
                 folded[0].why = role.why

@@ -111,7 +111,9 @@ def given_array(name: str, array: np.ndarray) -> Constant:
 
 def filled(name: str, type: TensorType, number: float, kind: Kind = Kind.CONSTANT) -> Constant:
     """One number everywhere."""
-    array = np.full(type.shape, number, type.dtype.numpy) if type.nbytes <= known_bytes(type) else None
+    # It takes no memory of its own: a few bytes of a file may make thousands of these.
+    one = np.full((), number, type.dtype.numpy)
+    array = np.broadcast_to(one, type.shape) if type.nbytes <= known_bytes(type) else None
     return Constant(name, type, Fill(number), array, kind if type.dtype.is_float else Kind.CONSTANT)
 
 
