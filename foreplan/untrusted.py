@@ -49,16 +49,18 @@ RULES = {
     "snapshot": Rule(ANY, 96, 2.0),
     "data": Rule(ANY, 1032, 10.0),  # the most that deflate, with which NumPy compresses, makes of a byte
     "CSV": Rule(1 << 30, 128, 10.0),
-    "TOML": Rule(1 << 18, 1024, 30.0),
+    "TOML": Rule(1 << 14, 128, 30.0),  # its reader takes the square of the parts of a key
 }
 
 
 class Allowance:
-    """What is left of the memory and of the work that a file of some size may take."""
+    """What is left of the memory and of the work that a file of some size may take, for what stands for more than its
+    own bytes; the rest of the reader has half of `LEAST_BYTES`.
+    """
 
     def __init__(self, format: str, size: int) -> None:
         rule = RULES[format]
-        self._left, self._work = rule.nbytes(size), int(rule.processor_seconds(size) * _WORK)
+        self._left, self._work = rule.nbytes(size) - LEAST_BYTES // 2, int(rule.processor_seconds(size) * _WORK)
 
     def has(self, nbytes: int) -> bool:
         """Take bytes of memory if there are that many."""

@@ -88,7 +88,7 @@ class Names:
         found: dict[str, tuple[str, Entry]] = {}
         used: set[str] = set()
         start = self.prefix if self.prefix[-1:] in (*SEPARATORS, "") else f"{self.prefix}."
-        held = [name for name in entries if name.startswith(start)]
+        held = {name: None for name in entries if name.startswith(start)}
         if start and not held:
             raise SessionError(
                 f"{path!r} has no name that begins with {start!r}; there are {close_names(start, entries)}"
@@ -105,7 +105,7 @@ class Names:
         if unused := [part for part in self.rename if part not in used]:
             near = close_names(unused[0], (name[len(start) :] for name in held))
             raise SessionError(f"{path!r} has nothing called {unused[0]!r} to rename; there are {near}")
-        return {own: entry for own, (_, entry) in found.items()}, [name for name in entries if name not in {*held}]
+        return {own: entry for own, (_, entry) in found.items()}, [name for name in entries if name not in held]
 
     def check(self, values: Mapping[str, Wanted]) -> None:
         """Check that each pattern means something.

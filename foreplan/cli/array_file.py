@@ -144,6 +144,9 @@ class ArrayFile(Mapping[str, "np.ndarray"]):
             reason = str(error) or type(error).__name__
             raise UsageError(f"{self.path!r} is damaged: {name!r} cannot be read ({reason})") from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.headers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
 

@@ -147,9 +147,11 @@ def _variadic(n: OnnxNode) -> Operand:
     def last(*parts: Expr) -> Expr:
         return combine(*parts) * (1.0 / count) if n.op_type == "Mean" else combine(*parts)
 
-    while len(n.inputs) > _MOST:
-        n.inputs = (n.map(combine, *range(_MOST), cast_to=n.type(0).dtype), *n.inputs[_MOST:])
-    return n.map(last, cast_to=n.type(0).dtype)
+    dtype, given = n.type(0).dtype, n.inputs
+    n.inputs = given[:_MOST]
+    for at in range(_MOST, count, _MOST - 1):
+        n.inputs = (n.map(combine, cast_to=dtype), *given[at : at + _MOST - 1])
+    return n.map(last, cast_to=dtype)
 
 
 @translates("PRelu")
