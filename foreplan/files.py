@@ -54,6 +54,17 @@ def confined(folder: str | os.PathLike[str], name: str) -> Path:
     return file
 
 
+def real_place(path: str | os.PathLike[str]) -> Path:
+    """Where a file lies by its folder's real name, so that it is found from any other name of that folder.
+
+    A link in the folder keeps its own name, unless it leads out: then a document there could not name it.
+    """
+    folder, name = os.path.split(path)
+    folder = os.path.realpath(folder)
+    real = Path(os.path.realpath(os.path.join(folder, name)))
+    return Path(folder, name) if real.is_relative_to(folder) else real
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise now, before a long computation, the errors with which `open_atomically` would start; writes nothing.
 

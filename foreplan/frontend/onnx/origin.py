@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from foreplan.errors import ModelError
+from foreplan.files import real_place
 from foreplan.frontend.onnx.load import Model, load_model
 from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.frontend.onnx.wire import INLINE_BYTES, SELF
@@ -59,7 +59,7 @@ class Origin:
         for tensor in told.initializer:
             stays = tensor.name not in held or tensor.data_location == tensor.EXTERNAL
             proto.graph.initializer.append(tensor if stays else _emptied(tensor))
-        path = None if model.path is None else Path(os.path.abspath(model.path))
+        path = None if model.path is None else real_place(model.path)
         external = any(is_outside(tensor) for tensor in told.initializer)
         digest = b"" if path is None else _digest(model.proto)
         return Origin(model.label, path, proto.SerializeToString(), digest, external, tuple(graph.outputs))

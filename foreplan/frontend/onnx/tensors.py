@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreplan.errors import ModelError, ShapeError, UnsupportedError
-from foreplan.files import confined
+from foreplan.files import confined, real_place
 from foreplan.frontend.onnx.wire import INLINE_BYTES, INTEGER_BYTES, SELF
 from foreplan.graph import Array, Fill, Initializer, Stored, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
@@ -219,7 +218,7 @@ def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, whe
             "in which folder; give from_onnx the path of the model instead"
         )
     within = entries.get("location") == SELF
-    file = Path(os.path.abspath(path)) if within else _beside(path, entries.get("location", ""), where)
+    file = real_place(path) if within else _beside(path, entries.get("location", ""), where)
     size = file.stat().st_size
     offset, length = entries.get("offset", "0"), entries.get("length", str(type.nbytes))
     if not (_NUMBER.fullmatch(offset) and _NUMBER.fullmatch(length)):
