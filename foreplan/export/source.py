@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.errors import UnsupportedError
 from foreplan.export.save import Contents
+from foreplan.frontend.onnx.nested import graph_at
 from foreplan.frontend.onnx.origin import OTHERWISE, Origin
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import DType, Graph, Kind, Value, as_dtype
@@ -24,7 +25,7 @@ def source_form(graph: Graph, origin: Origin, held: Mapping[str, np.ndarray]) ->
     """The file of an imported graph, and the contents of those of its initializers that are to be written.
 
     Nodes, names, opsets, metadata and types are the file's. A weight goes back under its name, in the file's element
-    type: an initializer, or what a Constant holds or a ConstantOfShape fills.
+    type: an initializer, or what a Constant holds or a ConstantOfShape fills, also of a branch or a loop's body.
 
     Raises:
         UnsupportedError: a weight that has changed is none of these, or is too large for the file's type.
@@ -37,12 +38,15 @@ def source_form(graph: Graph, origin: Origin, held: Mapping[str, np.ndarray]) ->
     for node in proto.graph.node:
         if len(node.output) == 1 and node.output[0] in weights and _fill_node(node, stored[node.output[0]], held):
             placed.add(node.output[0])
+    placed |= {
+        name for name in weights - placed if name in origin.places and _fill_place(proto, origin, stored[name], held)
+    }
     lost = [name for name in weights - placed if _has_changed(stored[name], held)]
     if lost:
         shown = listed(map(repr, sorted(lost)), 5)
         raise UnsupportedError(
-            f"{origin.label}: the file has no place for {shown}: a function, branch or loop of the model holds "
-            f"what has become several weights; {OTHERWISE}"
+            f"{origin.label}: the file has no place for {shown}: a function of the model holds what has become several "
+            f"weights; {OTHERWISE}"
         )
     return proto, _contents(proto, origin, stored, weights, held)
 
@@ -117,6 +121,19 @@ def _fill_node(node: onnx.NodeProto, value: Value, held: Mapping[str, np.ndarray
     del node.attribute[:], node.input[:]
     node.op_type = "Constant"
     node.attribute.append(make_attribute("value", make_tensor("", given, value.shape, array.tobytes(), raw=True)))
+    return True
+
+
+def _fill_place(proto: onnx.ModelProto, origin: Origin, value: Value, held: Mapping[str, np.ndarray]) -> bool:
+    """Write a weight that a branch or a loop's body holds into it."""
+    path, key = origin.places[value.name]
+    graph = graph_at(proto.graph, path)
+    if isinstance(key, int):
+        return _fill_node(graph.node[key], value, held)
+    (tensor,) = (each for each in graph.initializer if each.name == key)
+    array = in_type(value.name, as_dtype(dtype_of(tensor.data_type, key)), held)
+    _clear(tensor)
+    tensor.raw_data = array.tobytes()
     return True
 
 

@@ -193,28 +193,118 @@ def test_a_model_that_was_cut_is_written_as_a_graph(tmp_path):
     assert onnx.load(tmp_path / "out.onnx").producer_name == "foreplan"
 
 
-def test_a_weight_within_a_loop_is_named(tmp_path):
-    """Its steps have become weights of their own, and the file has one."""
-    h = onnx.helper
-    body = h.make_graph(
-        [h.make_node("MatMul", ["state", "within"], ["next"]), h.make_node("Identity", ["go"], ["on"])],
-        "body",
-        [
-            h.make_tensor_value_info("i", 7, []),
-            h.make_tensor_value_info("go", 9, []),
-            h.make_tensor_value_info("state", 1, [4, 6]),
-        ],
-        [h.make_tensor_value_info("on", 9, []), h.make_tensor_value_info("next", 1, [4, 6])],
-        [tensor("within", weights(6, 6))],
+def body(nodes, outputs, inputs=(), held=()):
+    values = [onnx.helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in (*inputs, *outputs)]
+    return onnx.helper.make_graph(nodes, "body", values[: len(inputs)], values[len(inputs) :], list(held))
+
+
+def matrix(how, name):
+    """Nodes and initializers that hold a matrix of some size in the way of some exporter."""
+    h, array = onnx.helper, weights(6, 6)
+    if how == "initializer":
+        return [], [tensor(name, array)]
+    if how == "large":  # its bytes stay in the file
+        wide = tensor(f"{name}_wide", weights(6, 300))
+        return [h.make_node("MatMul", [wide.name, f"{name}_back"], [name])], [
+            wide,
+            tensor(f"{name}_back", weights(300, 6)),
+        ]
+    if how == "constant":
+        return [h.make_node("Constant", [], [name], value=tensor("", array))], []
+    shape, ones = h.make_node("Constant", [], [f"{name}_shape"], value_ints=[6, 6]), tensor("", np.ones(1, np.float32))
+    return [shape, h.make_node("ConstantOfShape", [f"{name}_shape"], [name], value=ones)], []
+
+
+def product(draw, given, read, depth=0):
+    """A body that multiplies by a matrix of its own, perhaps in a loop or within a branch of its own."""
+    h, held = onnx.helper, []
+    nodes, last = [], read
+    for i in range(2):
+        name = f"{given}{i}"
+        what = draw.choice(["product", "loop", "if"] if depth < 2 else ["product"])
+        if what == "product":
+            made, more = matrix(draw.choice(["initializer", "constant", "filled", "large"]), f"w{name}")
+            nodes += [*made, h.make_node("MatMul", [last, f"w{name}"], [name])]
+            held += more
+        elif what == "loop":
+            made, more = matrix(draw.choice(["initializer", "constant", "filled", "large"]), f"w{name}")
+            made += [
+                h.make_node("MatMul", [f"{name}_in", f"w{name}"], [f"{name}_p"]),
+                h.make_node("Tanh", [f"{name}_p"], [f"{name}_out"]),
+            ]
+            made.append(h.make_node("Identity", ["go"], ["on"]))
+            carried = [("i", 7, []), ("go", 9, []), (f"{name}_in", 1, [4, 6])]
+            inner = body(made, [("on", 9, []), (f"{name}_out", 1, [4, 6])], carried, more)
+            nodes.append(h.make_node("Loop", ["count", "yes", last], [name], body=inner))
+        else:
+            branches = {
+                key: product(draw, f"{key[0]}{name}", last, depth + 1) for key in ("then_branch", "else_branch")
+            }
+            nodes.append(h.make_node("If", [str(draw.choice(["yes", "no", "positive"]))], [name], **branches))
+        last = name
+    nodes.append(h.make_node("Tanh", [last], [given]))
+    return body(nodes, [(given, 1, [4, 6])], (), held)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_weights_of_branches_and_loops_go_back_into_them(seed, tmp_path):
+    """Drawn branches and loops within each other, also chosen by data; a loop holds one for all its steps."""
+    draw, h = np.random.default_rng(seed), onnx.helper
+    known = {"count": np.array(2), "yes": np.array(True), "no": np.array(False), "zero": np.zeros((), np.float32)}
+    inner, branches = (
+        product(draw, "y", "x"),
+        {"then_branch": product(draw, "p", "x"), "else_branch": product(draw, "z", "x")},
     )
     graph = h.make_graph(
-        [h.make_node("Loop", ["count", "yes", "x"], ["y"], "loop", body=body)],
+        [
+            h.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+            h.make_node("Greater", ["mean", "zero"], ["positive"]),
+            h.make_node("If", ["positive"], ["b"], "choice", **branches),
+            *inner.node,
+            h.make_node("Add", ["y", "b"], ["sum"]),
+        ],
+        "g",
+        [h.make_tensor_value_info("x", 1, [4, 6])],
+        [h.make_tensor_value_info("sum", 1, [4, 6])],
+        [*(tensor(name, array) for name, array in known.items()), *inner.initializer],
+    )
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "in.onnx")
+    graph = fp.from_onnx(tmp_path / "in.onnx")
+    for given in (X[:, :6], -X[:, :6]):
+        x = {"x": given + np.sign(given.mean())}
+        session = fp.compile(graph, fp.losses.mse, fp.optim.SGD(0.5), target="numpy").bind()
+        for _ in range(2):
+            session.step({**x, "target": np.zeros((4, 6), np.float32)})
+        session.to_onnx(tmp_path / "out.onnx")
+        other = fp.compile(graph, target="numpy").bind()
+        assert near(run(tmp_path / "in.onnx", x)["sum"], other.step(x).outputs["sum"])
+        changed = [name for name in other.parameters if (session.parameters[name] != other.parameters[name]).any()]
+        assert changed
+        for name in other.parameters:
+            other.parameters[name] = session.parameters[name]
+        assert near(run(tmp_path / "out.onnx", x)["sum"], other.step(x).outputs["sum"])
+        assert not near(run(tmp_path / "in.onnx", x)["sum"], other.step(x).outputs["sum"])
+        again = fp.compile(fp.from_onnx(tmp_path / "out.onnx"), target="numpy").bind()
+        assert all((again.parameters[name] == session.parameters[name]).all() for name in changed)
+
+
+def test_a_weight_of_a_function_is_named(tmp_path):
+    """Its calls have become weights of their own, and the file has one."""
+    h = onnx.helper
+    nodes = [
+        h.make_node("Constant", [], ["within"], value=tensor("", weights(6, 6))),
+        h.make_node("MatMul", ["state", "within"], ["next"]),
+    ]
+    function = h.make_function("own", "step", ["state"], ["next"], nodes, [h.make_opsetid("", 17)])
+    graph = h.make_graph(
+        [h.make_node("step", ["x"], ["a"], domain="own"), h.make_node("step", ["a"], ["y"], domain="own")],
         "g",
         [h.make_tensor_value_info("x", 1, [4, 6])],
         [h.make_tensor_value_info("y", 1, [4, 6])],
-        [tensor("count", np.array(2)), tensor("yes", np.array(True))],
     )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    imports = [h.make_opsetid("", 17), h.make_opsetid("own", 1)]
+    model = h.make_model(graph, opset_imports=imports, ir_version=8, functions=[function])
     session = fp.compile(fp.from_onnx(model), fp.losses.cross_entropy, fp.optim.SGD(0.5)).bind()
     (unchanged,) = session.to_onnx(tmp_path / "out.onnx")
     assert onnx.load(unchanged) == model

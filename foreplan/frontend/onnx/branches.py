@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,12 +24,9 @@ from foreplan.ops.marks import StraightThrough
 from foreplan.ops.norm.batch import BatchNorm
 from foreplan.ops.shape import reshape
 
-if TYPE_CHECKING:
-    import onnx
-
 State = Operand | Tensors
-# (a branch, the name in front of its own, whether it is taken) → its outputs
-Branch = Callable[["onnx.GraphProto", str, Value], list[State]]
+# (the attribute of a branch, the name in front of its own, whether it is taken) → its outputs
+Branch = Callable[[str, str, Value], list[State]]
 
 
 class Guards:
@@ -107,12 +103,11 @@ def kept_where(b: Builder, taken: Value | None, updates: Mapping[Value, Value]) 
     return {old: elementwise(b, where, taken, new, old) for old, new in updates.items()}
 
 
-def select(n: OnnxNode, branches: Sequence[onnx.GraphProto], name: str, walk: Branch) -> list[State]:
+def select(n: OnnxNode, name: str, walk: Branch) -> list[State]:
     """The outputs of an If, whose branches give tensors of the same types.
 
     Args:
         n: the node.
-        branches: what it computes where its condition holds, and where not.
         name: of the node, in front of those in its branches.
         walk: adds the nodes of a branch.
 
@@ -127,9 +122,9 @@ def select(n: OnnxNode, branches: Sequence[onnx.GraphProto], name: str, walk: Br
     if n.taken is not None:
         taken = (_both(n.b, taken[0], n.taken), _both(n.b, taken[1], n.taken))
     results = []
-    for branch, key, each in zip(branches, ("then", "else"), taken):
+    for branch, each in zip(("then", "else"), taken):
         try:
-            results.append(walk(branch, f"{name}/{key}/", each))
+            results.append(walk(f"{branch}_branch", f"{name}/{branch}/", each))
         except (ShapeError, UnsupportedError) as error:
             raise _refused(n, f"cannot: {error}") from None
     if len(results[0]) != len(results[1]):

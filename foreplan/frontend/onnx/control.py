@@ -22,20 +22,23 @@ if TYPE_CHECKING:
 class Walk(Protocol):
     """Adds the nodes of a body, which can also read the tensors around its node."""
 
-    def __call__(
-        self, body: onnx.GraphProto, prefix: str, given: Sequence[State], taken: Value | None = None
-    ) -> list[State]:
+    def __call__(self, body: str, prefix: str, given: Sequence[State], taken: Value | None = None) -> list[State]:
         """The body's outputs.
 
         Args:
-            body: of the node.
+            body: the attribute of the node that has it.
             prefix: of the names in it.
             given: its inputs.
             taken: whether it is taken, where that depends on data.
         """
 
 
-def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
+def body_of(n: OnnxNode, name: str) -> onnx.GraphProto:
+    """The graph in an attribute.
+
+    Raises:
+        ModelError: it is missing.
+    """
     for attribute in n.proto.attribute:
         if attribute.name == name and attribute.HasField("g"):
             return attribute.g
@@ -87,14 +90,13 @@ def translate_if(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> 
     condition = n.operand(0)
     if isinstance(condition, Constant) and condition.is_foldable:
         branch = "then_branch" if _known_number(n, condition, "its condition") else "else_branch"
-        return list(walk(_graph(n, branch), f"{name}/", ()))
-    both = (_graph(n, "then_branch"), _graph(n, "else_branch"))
-    return list(select(n, both, name, lambda body, prefix, taken: walk(body, prefix, (), taken)))
+        return list(walk(branch, f"{name}/", ()))
+    return list(select(n, name, lambda body, prefix, taken: walk(body, prefix, (), taken)))
 
 
 def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
     """A loop of a known number of steps, written out; so a sequence that it carries is a list of known length."""
-    body = _graph(n, "body")
+    body = body_of(n, "body")
     if not n.has(0) and not n.has(1):
         raise n.unsupported(
             "it has neither a number of steps nor a condition, so it would never end; export it with one"
@@ -113,7 +115,7 @@ def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -
     while going and (most is None or step < most):
         prefix = f"{name}/{step}/"
         count = from_array(f"{prefix}i", np.array(step, np.int64))
-        results = walk(body, prefix, [count, from_array(f"{prefix}cond", np.array(True)), *state])
+        results = walk("body", prefix, [count, from_array(f"{prefix}cond", np.array(True)), *state])
         going = bool(_known_number(n, results[0], "the condition that its body gives"))
         state = results[1 : 1 + len(state)]
         for row, result in zip(rows, results[1 + len(state) :]):
@@ -141,7 +143,7 @@ def translate_scan(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -
     """A scan over axes of known extent, written out."""
     if n.opset < 9:
         raise n.unsupported("the Scan of opset 8 has a batch axis of its own; export the model for opset 9 or later")
-    body, count = _graph(n, "body"), n.integer("num_scan_inputs")
+    body, count = body_of(n, "body"), n.integer("num_scan_inputs")
     if not 0 < count <= len(n.inputs):
         raise n.fail(f"num_scan_inputs must be from 1 to {len(n.inputs)}, the number of its inputs, and is {count}")
     held = len(n.inputs) - count
@@ -160,7 +162,7 @@ def translate_scan(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -
         for x, axis, reverse in zip(scanned, axes, backward):
             one = slice_axis(n.b, x, axis, length - 1 - step if reverse else step, 1)
             rest.append(reshape(n.b, one, (*x.shape[:axis], *x.shape[axis + 1 :])))
-        results = walk(body, f"{name}/{step}/", [*state, *rest])
+        results = walk("body", f"{name}/{step}/", [*state, *rest])
         state = results[:held]
         for row, result in zip(rows, results[held:]):
             row.append(_tensor(n, result, "what its body gives for each step"))

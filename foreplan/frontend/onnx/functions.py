@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from foreplan.errors import UnsupportedError
 from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import OnnxNode
 from foreplan.frontend.onnx.sequences import Given, Tensors
@@ -94,4 +95,18 @@ def _refers(node: onnx.NodeProto) -> bool:
     return any(
         attribute.ref_attr_name or (attribute.HasField("g") and any(_refers(inner) for inner in attribute.g.node))
         for attribute in node.attribute
+    )
+
+
+def unknown_op(n: OnnxNode, domain: str, opsets: Mapping[str, int]) -> UnsupportedError:
+    """The error for an op without a translation, and without a body in ONNX."""
+    what = f"{domain}.{n.op_type}" if domain else n.op_type
+    if domain and domain not in opsets:
+        return UnsupportedError(
+            f"{n.where}: the model imports no opset of the domain {domain!r}, to which the op {what} belongs; "
+            "export it again, or add the domain to its opset_import"
+        )
+    return UnsupportedError(
+        f"{n.where}: foreplan has no translation of the op {what}, and ONNX has no "
+        "function body for it; export the model without it, or replace it by simpler ops"
     )

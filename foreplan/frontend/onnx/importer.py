@@ -12,12 +12,13 @@ from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedEr
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.branches import Guards, kept_where
 from foreplan.frontend.onnx.builder import OnnxBuilder, sources_of
-from foreplan.frontend.onnx.control import CONTROL_FLOW
+from foreplan.frontend.onnx.control import CONTROL_FLOW, body_of
 from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.fold import fold
-from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
+from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, unknown_op, with_attributes
 from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
 from foreplan.frontend.onnx.lost import notes_on
+from foreplan.frontend.onnx.nested import Nested
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
@@ -56,7 +57,8 @@ class Importer:
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
         told: the file's graph, with the tensors that the module has.
-        guards: what such branches read.
+        guards: what branches read that are computed whether they are taken or not.
+        nested: tensors in branches and loops.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
         allowance: what a file of this size may take for values that are computed at import.
@@ -80,6 +82,7 @@ class Importer:
         self.allowance = Allowance("ONNX", model.proto.ByteSize())
         self.updates: dict[Value, Value] = {}
         self.guards = Guards(self.store)
+        self.nested = Nested()
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
         self._reserved.update(tensor.name for tensor in model.proto.graph.initializer)
@@ -101,7 +104,7 @@ class Importer:
         graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter, self.model.label)
         self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
-        scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
+        scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets, path=())
         for name, type in inputs.items():
             scope.tensors[name] = value = Value(self._taken.claim(name), type, Kind.INPUT)
             self.b.inputs.append(value)
@@ -146,10 +149,7 @@ class Importer:
         at: Scope | None = scope
         while at is not None and name not in at.tensors:
             if name in at.initializers:
-                where = f"{self.model.label}: initializer {name!r}"
-                role = at.roles.get(name, NO_ROLE)
-                tensor = from_tensor(at.initializers[name], at.full_name(name), self.model.path, where, role.kind)
-                tensor.why = role.why
+                tensor = self.nested.one(at.path, name, partial(self._initializer, name, at))
                 at.tensors[name] = tensor
                 self.shapes[at.full_name(name)] = tensor.shape
                 break
@@ -160,6 +160,12 @@ class Importer:
         if scope.taken is not None and (at.taken is not scope.taken or isinstance(found, Constant)):
             return self.guards.read(self.b, found, scope.taken)
         return found
+
+    def _initializer(self, name: str, scope: Scope) -> Constant:
+        where, role = f"{self.model.label}: initializer {name!r}", scope.roles.get(name, NO_ROLE)
+        tensor = from_tensor(scope.initializers[name], scope.full_name(name), self.model.path, where, role.kind)
+        tensor.why = role.why
+        return tensor
 
     def store(self, operand: Operand) -> Value:
         """An operand in the graph: a constant becomes a stored value when it is first read."""
@@ -213,6 +219,7 @@ class Importer:
             [self._known_name(name, scope) for name in names],
             [scope.full_name(name) for name in proto.output],
             scope.taken,
+            index,
         )
         first = len(self.b.nodes)
         sequence = self._guarded(n, lambda: translate_sequence(n, given)) if domain == "" else None
@@ -244,7 +251,7 @@ class Importer:
             return None
         role = scope.roles.get(n.proto.output[0], NO_ROLE) if n.proto.output else NO_ROLE
         if domain == "" and n.op_type == "Constant":
-            return [self._constant(n, role)]
+            return [self.nested.one(scope.path, n.index, partial(self._constant, n, role))]
         if domain == "" and n.op_type in CONTROL_FLOW:
             outputs = CONTROL_FLOW[n.op_type](n, given, name, partial(self._walk, n, scope))
             if n.both is not None:
@@ -259,14 +266,14 @@ class Importer:
         folded = self._guarded(n, lambda: fold(n, role.kind, self.allowance))
         if folded is not None:
             if n.op_type == "ConstantOfShape" and folded[0] is not None:
-                folded[0].why = role.why
+                return [self._filled(n, scope, folded[0], role)]
             return list(folded)
         translation = TRANSLATIONS.get((domain, n.op_type))
         result = None if translation is None else self._guarded(n, lambda: translation(n))
         if result is None:
             body = standard_body(n, given)
             if body is None:
-                raise self._unknown(n, domain)
+                raise unknown_op(n, domain, self.model.opsets)
             self._expand(n, given, body, scope, name)
             return None
         self.updates.update(kept_where(self.b, n.taken, n.updates))
@@ -287,19 +294,12 @@ class Importer:
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ModelError(f"{n.source}: its inputs or attributes do not fit the op: {error}") from error
 
-    def _unknown(self, n: OnnxNode, domain: str) -> UnsupportedError:
-        what = f"{domain}.{n.op_type}" if domain else n.op_type
-        if domain and domain not in self.model.opsets:
-            return UnsupportedError(
-                f"{n.where}: the model imports no opset of the domain {domain!r}, to which the op {what} belongs; "
-                "export it again, or add the domain to its opset_import"
-            )
-        return UnsupportedError(
-            f"{n.where}: foreplan has no translation of the op {what}, and ONNX has no "
-            "function body for it; export the model without it, or replace it by simpler ops"
-        )
+    def _filled(self, n: OnnxNode, scope: Scope, made: Constant, role: Role) -> Constant:
+        made.why = role.why
+        found = self.nested.one(scope.path, n.index, lambda: made)
+        return found if found.type == made.type else made  # the steps of a loop may give it other shapes
 
-    def _constant(self, n: OnnxNode, role: Role) -> Operand:
+    def _constant(self, n: OnnxNode, role: Role) -> Constant:
         from foreplan.frontend.onnx.constant import constant
 
         found = self._guarded(n, lambda: constant(n, role.kind))
@@ -310,17 +310,19 @@ class Importer:
         self,
         n: OnnxNode,
         scope: Scope,
-        body: onnx.GraphProto,
+        name: str,
         prefix: str,
         given: Sequence[Operand | Tensors],
         taken: Value | None = None,
     ) -> list[Operand | Tensors]:
         """The outputs of a body within a node; the body can also read the tensors around the node."""
+        body = body_of(n, name)
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
             raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, but the node gives it {len(given)}")
         roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
-        inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1, taken or scope.taken)
+        path = None if scope.path is None else (*scope.path, (n.index, name))
+        inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1, taken or scope.taken, path)
         inner.attributes = scope.attributes
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}
         inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})

@@ -36,4 +36,8 @@ def import_model(
         rebatch = Rebatch(bound.old_batch, batch, exported.shapes)
     importer = Importer(model, rebatch, selection)
     graph = importer.run(bound.types, bound.values)
-    return replace(graph, notes=(*bound.notes, *graph.notes), origin=Origin.of(model, importer.told, graph))
+    return replace(
+        graph,
+        notes=(*bound.notes, *graph.notes),
+        origin=Origin.of(model, importer.told, graph, importer.nested.of_stored()),
+    )

@@ -84,6 +84,7 @@ class OnnxNode:
         input_names, output_names: unique in the model.
         updates: stored value → its content for the next step, for ops that keep statistics.
         taken: whether the branch that the node is in is taken, where that depends on data.
+        index: of the node in its graph.
         both: the condition of an If whose branches are both computed.
     """
 
@@ -97,6 +98,7 @@ class OnnxNode:
         input_names: Sequence[str] = (),
         output_names: Sequence[str] = (),
         taken: Value | None = None,
+        index: int = 0,
     ) -> None:
         self.proto = proto
         self.op_type = proto.op_type
@@ -110,6 +112,7 @@ class OnnxNode:
         self.output_names = tuple(output_names)
         self.updates: dict[Value, Value] = {}
         self.taken = taken
+        self.index = index
         self.both: Value | None = None
         self._context = context
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 from foreplan.errors import ModelError
 from foreplan.files import real_place
 from foreplan.frontend.onnx.load import Model, load_model
+from foreplan.frontend.onnx.nested import Place
 from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.frontend.onnx.wire import INLINE_BYTES, SELF
 from foreplan.graph import Array, Graph
@@ -39,6 +41,7 @@ class Origin:
         digest: of the file without the bytes of large tensors.
         external: whether the file has its weights in a file beside it.
         outputs: of the model, in order.
+        places: stored values that graphs within nodes hold, by name.
     """
 
     label: str
@@ -47,9 +50,10 @@ class Origin:
     digest: bytes
     external: bool
     outputs: tuple[str, ...]
+    places: Mapping[str, Place]
 
     @staticmethod
-    def of(model: Model, told: onnx.GraphProto, graph: Graph) -> Origin:
+    def of(model: Model, told: onnx.GraphProto, graph: Graph, places: Mapping[str, Place]) -> Origin:
         """What to remember of a model, whose graph `told` was imported as `graph`."""
         held = {
             value.name for value in graph.stored if isinstance(value.init, Array) and value.type.nbytes > INLINE_BYTES
@@ -62,7 +66,7 @@ class Origin:
         path = None if model.path is None else real_place(model.path)
         external = any(is_outside(tensor) for tensor in told.initializer)
         digest = b"" if path is None else _digest(model.proto)
-        return Origin(model.label, path, proto.SerializeToString(), digest, external, tuple(graph.outputs))
+        return Origin(model.label, path, proto.SerializeToString(), digest, external, tuple(graph.outputs), places)
 
     def model(self) -> onnx.ModelProto:
         """The model without the bytes of large tensors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from foreplan.frontend.onnx.nested import Path
 from foreplan.frontend.onnx.node import Operand
 from foreplan.frontend.onnx.roles import Role
 from foreplan.frontend.onnx.sequences import Tensors
@@ -23,6 +24,7 @@ class Scope:
         opsets: domain → version that nodes here are written for.
         names: of tensors of a function that have another name outside.
         taken: whether the branch that this is in is taken, where that depends on data.
+        path: where the file has it; None within functions, which may be called in several places.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Scope:
         outer: Scope | None = None,
         depth: int = 0,
         taken: Value | None = None,
+        path: Path | None = None,
     ) -> None:
         self.prefix = prefix
         self.roles = roles
@@ -40,6 +43,7 @@ class Scope:
         self.outer = outer
         self.depth = depth
         self.taken = taken
+        self.path = path
         self.names: dict[str, str] = {}
         self.tensors: dict[str, Operand | Tensors | None] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}

@@ -54,6 +54,30 @@ def test_a_loop_of_known_length_is_written_out() -> None:
     assert [found.name for found in graph.nodes if found.op.name == "matmul"] == [f"loop/{i}/step" for i in range(3)]
 
 
+@pytest.mark.parametrize("how", ["initializer", "constant"])
+def test_a_loop_holds_one_weight_for_all_its_steps(how: str) -> None:
+    """It trains as the same loop does that reads a weight from outside."""
+    weight = helper.make_tensor("inner", TensorProto.FLOAT, (2, 2), random(2, 2).reshape(-1).tolist())
+    changes = []
+    for within in (False, True):
+        body = loop_body()
+        if within and how == "initializer":
+            body.initializer.append(weight)
+            body.initializer[0].name = "w"
+        elif within:
+            body.node.insert(0, node("Constant", "", "w", value=weight))
+        constants = {"three": np.array(3), "yes": np.array(True)} | ({} if within else {"w": random(2, 2)})
+        nodes = [node("Loop", "three yes x", "last rows", "loop", body=body)]
+        graph = from_onnx(model(nodes, {"x": (2, 2)}, ["last", "rows"], constants))
+        session = fp.compile(graph, fp.losses.mse, fp.optim.SGD(0.5), target="numpy").bind()
+        (name,) = session.parameters
+        before = session.parameters[name].copy()
+        session.step({"x": random(2, 2, seed=1), "target": np.ones((2, 2), np.float32)})
+        changes.append(session.parameters[name] - before)
+    assert np.abs(changes[0]).max() > 1e-3
+    np.testing.assert_allclose(changes[1], changes[0], rtol=1e-6)
+
+
 def test_a_loop_whose_length_depends_on_data_is_refused_by_name() -> None:
     nodes = [
         node("ReduceSum", "x", "s", keepdims=0),
