@@ -56,6 +56,14 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
     return _ACTIVATIONS[name.lower()](alpha, beta)
 
 
+# (builder, rows [M, K], one direction's weight [G·H, K], the direction, whether the rows are the state) → [M, G·H]
+Product = Callable[[Builder, Value, Value, int, bool], Value]
+
+
+def _usual(b: Builder, rows: Value, weight: Value, way: int, of_state: bool) -> Value:
+    return matmul(b, rows, weight, transpose_b=True)
+
+
 LSTM_ORDER, GRU_ORDER = "iofc", "zrh"  # ONNX's order of the gates; c and h are the candidates
 
 
@@ -73,6 +81,9 @@ class _Layer:
         direction: forward, reverse or bidirectional.
         activations: for one direction after the other.
         limit: gates are clipped to ±limit before their activation, or None.
+        gates: how many there are.
+        extra: further weights, with the direction first.
+        product: of rows with a weight.
     """
 
     x: Value
@@ -86,6 +97,7 @@ class _Layer:
     limit: float | None
     gates: int
     extra: tuple[Value | None, ...]
+    product: Product = _usual
 
     def check(self) -> None:
         """Raise unless the shapes fit each other."""
@@ -117,6 +129,7 @@ class _Way:
     """One direction of a layer.
 
     Attributes:
+        index: of the direction.
         r: [G·H, H].
         bias: of the state [G·H], or None.
         sums: what each step's input adds to the gates, with its bias, [T, N, G·H].
@@ -124,6 +137,7 @@ class _Way:
         backward: whether the last step comes first.
     """
 
+    index: int
     r: Value
     bias: Value | None
     sums: Value
@@ -149,7 +163,8 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
     for way in range(layer.w.shape[0]):
         w, r, bias = (_pick(b, value, way) for value in (layer.w, layer.r, layer.bias))
         assert w is not None and r is not None
-        sums = _sum(b, matmul(b, flat, w, transpose_b=True), None if bias is None else slice_axis(b, bias, 0, 0, rows))
+        made = layer.product(b, flat, w, way, False)
+        sums = _sum(b, made, None if bias is None else slice_axis(b, bias, 0, 0, rows))
         states = []
         for state in layer.states:
             first = _pick(b, state, way)
@@ -159,6 +174,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
         count = len(layer.activations) // layer.w.shape[0]
         found.append(
             _Way(
+                way,
                 r,
                 None if bias is None else slice_axis(b, bias, 0, rows, rows),
                 reshape(b, sums, (steps, items, rows)),
@@ -232,7 +248,7 @@ def _lstm_step(
 ) -> list[Value]:
     h, c = states
     f, g, show = way.activations
-    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.bias)
+    s = _sum(b, sums, layer.product(b, h, way.r, way.index, True), way.bias)
     hidden = h.shape[1]
     # Peepholes: weights of the cell in the gates i, o and f, in this order.
     (peephole,) = way.extra
@@ -360,16 +376,18 @@ def lstm(
     *,
     input_forget: bool = False,
     order: str = LSTM_ORDER,
+    product: Product = _usual,
     **options: Unpack[Options],
 ) -> tuple[Value, Value, Value]:
     """ONNX's LSTM (Hochreiter and Schmidhuber 1997, with peepholes). Gates i, o, f, c stand along axis 1 of w
     [D, 4·H, I], r [D, 4·H, H] and bias [D, 8·H], in this order or that of the letters in `order`; peephole [D, 3·H] is
-    for i, o, f; `input_forget` makes f = 1 − i; activations f, g, h a direction (sigmoid, tanh, tanh). The rest as
-    `rnn`; returns Y, the final state and the final cell.
+    for i, o, f; `input_forget` makes f = 1 − i; activations f, g, h a direction (sigmoid, tanh, tanh). `product` is
+    another product with w and r, such as that of rounded numbers. The rest as `rnn`; returns Y, the final state and the
+    final cell.
     """
     step = partial(_lstm_step, coupled=input_forget, order=order)
     usual, states = [sigmoid, tanh, tanh], (initial_h, initial_c)
-    y, h, c = _recurrent(b, step, 4, usual, x, w, r, bias, lengths, states, (peephole,), **options)
+    y, h, c = _recurrent(b, step, 4, usual, x, w, r, bias, lengths, states, (peephole,), product, **options)
     return y, h, c
 
 
@@ -407,6 +425,7 @@ def _recurrent(
     lengths: Value | None,
     states: tuple[Value | None, ...],
     extra: tuple[Value | None, ...] = (),
+    product: Product = _usual,
     *,
     direction: str = "forward",
     activations: Sequence[Activation] | None = None,
@@ -414,7 +433,8 @@ def _recurrent(
     layout: int = 0,
 ) -> list[Value]:
     """[Y, final states…] of a layer; x, initial states and results have the batch first if the layout is 1."""
-    layer = _Layer(x, w, r, bias, lengths, states, direction, activations or [*usual] * w.shape[0], limit, gates, extra)
+    chosen = activations or [*usual] * w.shape[0]
+    layer = _Layer(x, w, r, bias, lengths, states, direction, chosen, limit, gates, extra, product)
     if layout == 0:
         return _layer(b, layer, step)
     turned = tuple(None if state is None else transpose(b, state, (1, 0, 2)) for state in states)

@@ -103,7 +103,7 @@ def _numbers(n: OnnxNode, index: int, shape: Shape) -> Value:
     return reshape(n.b, found, shape) if len(found.shape) == 1 else found
 
 
-def _exact(terms: int) -> DType:
+def exact(terms: int) -> DType:
     """The type in which sums of that many products are exact."""
     return FLOAT32 if terms * _LARGEST <= 1 << 24 else FLOAT64
 
@@ -115,14 +115,14 @@ def _rows(n: OnnxNode, index: int) -> Shape:
 
 @translates("MatMulInteger")
 def _matmul_integer(n: OnnxNode) -> Operand:
-    dtype = _exact(n.shape(0)[-1])
+    dtype = exact(n.shape(0)[-1])
     a, b = _centred(n, 0, 2, dtype, _rows(n, 0)), _centred(n, 1, 3, dtype, (-1,))
     return convert(n.b, product(n, a, b), INT32)
 
 
 @translates("QLinearMatMul")
 def _qlinear_matmul(n: OnnxNode) -> Operand:
-    dtype = _exact(n.shape(0)[-1])
+    dtype = exact(n.shape(0)[-1])
     a, b = _centred(n, 0, 2, dtype, _rows(n, 0)), _centred(n, 3, 5, dtype, (-1,))
     scales = [_numbers(n, 1, _rows(n, 0)), _numbers(n, 4, (-1,)), _numbers(n, 6, _rows(n, 0))]
     number = elementwise(n.b, _rescaled, product(n, a, b), *scales)
@@ -136,7 +136,7 @@ def _rescaled(y: Expr, a: Expr, b: Expr, scale: Expr) -> Expr:
 
 @translates("ConvInteger")
 def _conv_integer(n: OnnxNode) -> Operand:
-    dtype = _exact(math.prod(n.shape(1)[1:]))
+    dtype = exact(math.prod(n.shape(1)[1:]))
     each = (-1, *(1,) * (len(n.shape(1)) - 1))
     x, w = _centred(n, 0, 2, dtype, ()), _centred(n, 1, 3, dtype, each)
     return convert(n.b, convolution(n, x, w), INT32)
@@ -144,7 +144,7 @@ def _conv_integer(n: OnnxNode) -> Operand:
 
 @translates("QLinearConv")
 def _qlinear_conv(n: OnnxNode) -> Operand:
-    dtype, rank = _exact(math.prod(n.shape(3)[1:])), len(n.shape(0))
+    dtype, rank = exact(math.prod(n.shape(3)[1:])), len(n.shape(0))
     x, w = _centred(n, 0, 2, dtype, ()), _centred(n, 3, 5, dtype, (-1, *(1,) * (rank - 1)))
     y = convolution(n, x, w)
     channels = (-1, *(1,) * (rank - 2))

@@ -13,7 +13,8 @@ _WITH_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigm
 _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
-def _activations(n: OnnxNode) -> list[Activation] | None:
+def activations(n: OnnxNode) -> list[Activation] | None:
+    """The activations that the node names; None: the usual ones."""
     names = n.strings("activations")
     if not names:
         return None
@@ -28,7 +29,7 @@ def _activations(n: OnnxNode) -> list[Activation] | None:
     ]
 
 
-def _lengths(n: OnnxNode) -> Value | None:
+def lengths(n: OnnxNode) -> Value | None:
     """The number of valid steps of each item; None if all steps are valid, which most exporters write out."""
     if not n.has(4):
         return None
@@ -39,20 +40,20 @@ def _lengths(n: OnnxNode) -> Value | None:
     return n.value(4)
 
 
-def _state(n: OnnxNode, index: int) -> Value | None:
+def state(n: OnnxNode, index: int) -> Value | None:
     """An initial state; None if it is zero. A state for one item is repeated for a new batch."""
     if not n.has(index):
         return None
     operand = n.operand(index)
     if isinstance(operand, Constant) and (str(operand.init) == "fill(0.0)" or _is_zero(operand)):
         return None
-    state, batch_first = n.value(index), bool(n.integer("layout", 0))
+    first, batch_first = n.value(index), bool(n.integer("layout", 0))
     axis, items = (0 if batch_first else 1), n.shape(0)[0 if batch_first else 1]
-    if n.batch is not None and len(state.shape) == 3 and state.shape[axis] == 1 != items:
-        shape = (*state.shape[:axis], items, *state.shape[axis + 1 :])
-        n.batch.note_rewritten(n, state.shape, shape)
-        return broadcast_to(n.b, state, shape)
-    return state
+    if n.batch is not None and len(first.shape) == 3 and first.shape[axis] == 1 != items:
+        shape = (*first.shape[:axis], items, *first.shape[axis + 1 :])
+        n.batch.note_rewritten(n, first.shape, shape)
+        return broadcast_to(n.b, first, shape)
+    return first
 
 
 def _is_zero(operand: Constant) -> bool:
@@ -66,16 +67,16 @@ def _recurrent(n: OnnxNode) -> Result:
         raise n.misshapen(f"{n.type(0)}, {n.type(1)} and {n.type(2)} must have three axes each")
     bias = n.value(3) if n.has(3) else None
     limit = n.number("clip") if n.has_attribute("clip") else None
-    shared: Options = {"direction": n.text("direction", "forward"), "activations": _activations(n)}
+    shared: Options = {"direction": n.text("direction", "forward"), "activations": activations(n)}
     shared |= {"limit": limit, "layout": n.integer("layout", 0)}
-    lengths, state = _lengths(n), _state(n, 5)
+    valid, first = lengths(n), state(n, 5)
     if n.op_type == "RNN":
-        made: tuple[Value, ...] = rnn(n.b, x, w, r, bias, lengths, state, **shared)
+        made: tuple[Value, ...] = rnn(n.b, x, w, r, bias, valid, first, **shared)
     elif n.op_type == "GRU":
         linear = bool(n.integer("linear_before_reset", 0))
-        made = gru(n.b, x, w, r, bias, lengths, state, linear_before_reset=linear, **shared)
+        made = gru(n.b, x, w, r, bias, valid, first, linear_before_reset=linear, **shared)
     else:
         peephole = n.value(7) if n.has(7) else None
         coupled = bool(n.integer("input_forget", 0))
-        made = lstm(n.b, x, w, r, bias, lengths, state, _state(n, 6), peephole, input_forget=coupled, **shared)
+        made = lstm(n.b, x, w, r, bias, valid, first, state(n, 6), peephole, input_forget=coupled, **shared)
     return [value if n.wants(i) else None for i, value in zip(range(n.output_count), made)]
