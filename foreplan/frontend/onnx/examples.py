@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import ForeplanError, ShapeError, ValueNeededError
+from foreplan.frontend.onnx.importer import Importer
 from foreplan.frontend.onnx.load import Model
-from foreplan.frontend.onnx.model import import_model
 from foreplan.frontend.onnx.node import FEW
 from foreplan.frontend.onnx.shapes import Unbound, bind_shapes
 from foreplan.frontend.onnx.symbols import Extent, batch_axes
 from foreplan.graph.types import DType, Shape
 
-_MOST_NODES = 1 << 14  # of all imports that try examples
+_MOST_WORK = 1 << 14  # nodes made by all imports that try examples, before the last one
 # What a symbol's name tells of its size; the first that fits counts.
 _BY_NAME = {
     r"batch|^(n|b|bs)$": 1,
@@ -45,11 +45,13 @@ class Binding:
 
     Attributes:
         shapes, batch, values: as `from_onnx` takes them.
+        work: how many nodes were made to try it.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
     batch: int | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    work: int = 0
 
     @staticmethod
     def of(shapes: Mapping[str, Sequence[int]] | None, batch: int | None, values: Mapping[str, Any] | None) -> Binding:
@@ -76,33 +78,38 @@ class Binding:
             model: to import.
             error: what is known to be needed.
         """
-        while True:
-            if error is not None:
-                types = bind_shapes(model, self.shapes, self.batch, self.values).types
-                names = [name for name in error.inputs if name in types]
-                if not names or any(types[name].size > FEW for name in names):
-                    return False
-                self.values |= {name: _value(model, name, types[name].shape, types[name].dtype) for name in names}
-            try:
-                import_model(model, self.shapes, self.batch, self.values)
-            except ValueNeededError as found:
-                error = found
-            except ForeplanError:
-                return False
-            else:
-                return True
+        try:
+            while error is None or self._give(model, error.inputs):
+                bound, importer = bind_shapes(model, self.shapes, self.batch, self.values), Importer(model)
+                try:
+                    importer.run(bound.types, bound.values)
+                    return True
+                except ValueNeededError as found:
+                    error = found
+                finally:
+                    self.work += importer.written + len(importer.b.nodes)
+        except ForeplanError:
+            pass
+        return False
+
+    def _give(self, model: Model, inputs: Sequence[str]) -> bool:
+        """Give values to inputs, unless they are data, or enough was tried."""
+        types = bind_shapes(model, self.shapes, self.batch, self.values).types
+        if self.work > _MOST_WORK or not inputs or any(name not in types or types[name].size > FEW for name in inputs):
+            return False
+        self.values |= {name: _value(model, name, types[name].shape, types[name].dtype) for name in inputs}
+        return True
 
 
 def with_all_shapes(model: Model, error: Unbound, given: Binding) -> ShapeError:
     """The error for open sizes, which says how to bind all inputs at once."""
-    tries = max(1, _MOST_NODES // max(1, len(model.proto.graph.node)))
-    best, works = None, False
-    for size, unranked in _GUESSES[:tries]:
+    best, works, work = None, False, 0
+    for size, unranked in _GUESSES:
         shapes = {**given.shapes, **_shapes(error, size, unranked)}
-        found = Binding(shapes, given.batch, dict(given.values))
+        found = Binding(shapes, given.batch, dict(given.values), work)
         works = found.tried(model)
-        best = found if works or best is None else best
-        if works:
+        best, work = found if works or best is None else best, found.work
+        if works or work > _MOST_WORK:
             break
     assert best is not None
     open_inputs = [name for name, extents in error.declared.items() if extents is None or None in error.bound[name]]
