@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ class Drawing:
 
     def model(self) -> onnx.ModelProto:
         """What was drawn; every tensor that nobody reads is an output."""
-        read = {name for node in self.nodes for name in node.input}
+        read = {name for node in self.nodes for name in _reads(node)}
         made = [t for t in self.tensors if t not in self.inputs and t.name not in read]
         graph = helper.make_graph(
             self.nodes,
@@ -121,3 +121,11 @@ class Drawing:
             [numpy_helper.from_array(array, name) for name, array in self.constants.items() if name in read],
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node or its branches read, names within these among them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _reads(inner)

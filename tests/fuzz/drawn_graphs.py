@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from tests.fuzz.drawing import BOOL, FLOAT, INT32, INT64, Drawing, Tensor
 
@@ -384,8 +385,36 @@ def _cast(d: Drawing) -> None:
     d.add("Cast", [x.name], exact=True, to=d.rng.choice((INT32, INT64, BOOL, 10, 11)))
 
 
+def _branch(d: Drawing, x: Tensor, name: str) -> onnx.GraphProto:
+    """One or two functions of a tensor around it, perhaps with a weight of its own, and perhaps undefined."""
+    nodes, held, last = [], [], x.name
+    for i in range(d.rng.randint(1, 2)):
+        op = d.rng.choice(("Identity", "Neg", "Tanh", "Sigmoid", "Relu", "Exp", "Sqrt", "Log", "Mul"))
+        reads = [last]
+        if op == "Mul":
+            reads.append(f"{name}w{i}")
+            held.append(onnx.numpy_helper.from_array(d.numbers.standard_normal(x.shape).astype(np.float32), reads[1]))
+        nodes.append(helper.make_node(op, reads, [f"{name}{i}"]))
+        last = f"{name}{i}"
+    nodes.append(helper.make_node("Tanh", [last], [name]))
+    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, FLOAT, x.shape)], held)
+
+
+def _choice(d: Drawing) -> None:
+    """A condition of data, and branches that give one shape."""
+    told, x = d.floats(exact=True), d.floats()
+    if 0 in told.shape:
+        return
+    before = len(d.nodes)
+    d.add("ReduceMax", [told.name], exact=True, keepdims=0)
+    d.add("Greater", [d.tensors[-1].name, d.constant(0.3, np.float32)], exact=True)
+    if len(d.nodes) == before + 2:
+        then, other = (_branch(d, x, d.fresh(name)) for name in ("then", "else"))
+        d.add("If", [d.tensors[-1].name], then_branch=then, else_branch=other)
+
+
 FAMILIES: tuple[Callable[[Drawing], None], ...] = (
     *(_unary, _unary, _binary, _binary, _integers, _where, _clip, _reduce, _reduce, _softmax, _positions, _top_k),
     *(_reshape, _turn, _slice, _join, _split, _pad, _repeat, _gather, _gather, _scan, _window, _window, _product),
-    *(_norm, _recurrent, _resize, _depth, _cast),
+    *(_norm, _recurrent, _resize, _depth, _cast, _choice),
 )

@@ -79,7 +79,7 @@ class Exporter:
                     kinds[told.name] = entry.value
                 elif entry.key == _SOURCES:
                     sources[told.name] = re.findall(r"'([^']*)'", entry.value)
-        return Exporter("pytorch" in proto.producer_name.lower(), signature, kinds, sources, path)
+        return Exporter("pytorch" in str(proto.producer_name).lower(), signature, kinds, sources, path)
 
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
