@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend.onnx.bodies import microsoft_body
 from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import OnnxNode
 from foreplan.frontend.onnx.sequences import Given, Tensors
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def standard_body(n: OnnxNode, given: Sequence[Given]) -> onnx.FunctionProto | None:
-    """ONNX's function body of the node's op at its opset, or None if it has none.
+    """ONNX's function body of the node's op at its opset, or that of an op of com.microsoft; None if it has none.
 
     Args:
         n: the node.
@@ -24,6 +25,8 @@ def standard_body(n: OnnxNode, given: Sequence[Given]) -> onnx.FunctionProto | N
     """
     import onnx
 
+    if domain_of(n.proto.domain) == "com.microsoft":
+        return microsoft_body(n)
     try:
         schema: Any = onnx.defs.get_schema(n.op_type, n.opset, domain_of(n.proto.domain))
     except onnx.defs.SchemaError:
