@@ -9,14 +9,14 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
+from foreplan.runtime.ranks.late import DEADLINE, STOPPED, Look, Who, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _LONG = 0.5  # seconds after which a rank that waits says so
@@ -50,6 +50,7 @@ class _Waits:
         self.store, self.rank, self.deadline = store, rank, deadline
         self.who: list[Who] = [Who.here()] * size
         self.what = ""  # of the wait in which this rank is; empty: none
+        self._members: Sequence[int] = ()  # of the same
         self._number = 0  # of waits so far
         self._told = False
         threading.Thread(target=self._tell, name="foreplan: what ranks wait for", daemon=True).start()
@@ -61,7 +62,7 @@ class _Waits:
             LateError: they are not done in time, or never will be.
         """
         started = time.monotonic()
-        self._number, self.what = self._number + 1, what
+        self._number, self._members, self.what = self._number + 1, members, what
         try:
             for work in works:
                 work.wait(timedelta(seconds=max(0.001, self.deadline - (time.monotonic() - started))))
@@ -74,7 +75,7 @@ class _Waits:
         self.what = ""
         if self._told:
             self._told = False
-            self.store.set(f"waits/{self.rank}", "")
+            self._put("")
 
     @contextmanager
     def losing(self, what: str, members: Sequence[int]) -> Iterator[None]:
@@ -90,28 +91,37 @@ class _Waits:
             raise lost(what, self.rank, error, members, self._heard_last(), self.who) from None
 
     def _tell(self) -> None:
-        """Of a thread: whatever this rank waits for at two looks is told once."""
-        before = 0
+        """Of a thread: whatever this rank waits for at two looks is told once. Where it waits for a process that is
+        stopped, which no library notices, the thread ends this one.
+        """
+        before, look = 0, Look(self.rank, (), self.who)
         while True:
             time.sleep(_LONG)
             number, what = self._number, self.what
-            if what and number == before and not self._told:
+            if number != before:
+                before, look = number, Look(self.rank, self._members, self.who)
+            elif what and not self._told:
+                self._put(what)
                 self._told = True
-                try:
-                    self.store.set(f"waits/{self.rank}", what)
-                except RuntimeError:  # the store has gone, and the job with it
-                    return
-            before = number
+                if number != self._number or not self.what:  # it has just come
+                    self._told = False
+                    self._put("")
+            elif what and look.is_over(time.monotonic()):
+                error = late(what, self.rank, STOPPED, self._members, self._heard_last(), self.who)
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _put(self, what: str) -> None:
+        """Tell what this rank waits for."""
+        with suppress(RuntimeError):  # the store has gone, and the job with it
+            self.store.set(f"waits/{self.rank}", what)
 
     def _heard_last(self) -> dict[int, str]:
         """What others have told that they wait for, when those have told it that came last. This rank's is told, too:
         it will be gone for that reason alone.
         """
         found = dict[int, str]()
-        try:
-            self.store.set(f"waits/{self.rank}", self.what)
-        except RuntimeError:
-            return found
+        self._put(self.what)
         time.sleep(2 * _LONG)
         for rank in range(len(self.who)):
             try:

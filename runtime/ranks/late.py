@@ -13,6 +13,7 @@ from foreplan.units import format_seconds
 
 DEADLINE = 600.0  # seconds; the first rank may write a checkpoint meanwhile
 WAY_OUT = "where ranks may take longer, raise the deadline (--deadline SECONDS, or current(deadline=…) in a script)"
+STOPPED = 20.0  # seconds after which a process of this machine that is stopped, or has ended, counts as late
 _STATES = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended", "": "has ended"}
 
 
@@ -47,6 +48,28 @@ class Who(NamedTuple):
     def __str__(self) -> str:
         state = self.state()
         return f"process {self.process} on {self.host}" + (f", which {state}" if state else "")
+
+
+class Look:
+    """What a rank that waits sees of those of this machine that it waits for."""
+
+    def __init__(self, rank: int, members: Sequence[int], who: Sequence[Who]) -> None:
+        """
+        Args:
+            rank: the one that waits.
+            members: the ranks that take part.
+            who: all ranks are.
+        """
+        self._others = [who[each] for each in members if each != rank]
+        self._first: float | None = None  # when one of them was first seen so
+
+    def is_over(self, now: float) -> bool:
+        """Whether one has been stopped, or has ended, for as long as `STOPPED`; asked now and then."""
+        if not any(each.state() for each in self._others):
+            self._first = None
+            return False
+        self._first = now if self._first is None else self._first
+        return now - self._first > STOPPED
 
 
 class LateError(SessionError):

@@ -19,6 +19,7 @@ from foreplan.runtime.ranks.world import ALONE, World
 from foreplan.units import format_seconds
 
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
+STARTING = 50.0  # seconds in which processes of one machine start, where no deadline is said
 INSTALL = "pip install 'foreplan[mpi]' brings mpi4py, an MPI library and its launcher"
 
 
@@ -28,11 +29,16 @@ class _Job:
 
     Attributes:
         world: its ranks; None: it has not asked yet.
-        deadline: seconds that ranks wait for one another.
+        said: seconds that ranks wait for one another, where it is said.
     """
 
     world: World | None = None
-    deadline: float = DEADLINE
+    said: float | None = None
+
+    @property
+    def deadline(self) -> float:
+        """The same, or what is usual."""
+        return DEADLINE if self.said is None else self.said
 
 
 _job = _Job()
@@ -56,7 +62,8 @@ def _connected() -> World:
     found = launch_of(os.environ)
     if found is None:
         return ALONE
-    with _ending_after(_job.deadline, found):
+    nearby = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1") and found.launcher == TORCHRUN
+    with _ending_after(STARTING if nearby and _job.said is None else _job.deadline, found):
         world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
     if world.size == 1:  # of a launcher that tells no number
         return ALONE
@@ -171,7 +178,7 @@ def current(deadline: float | None = None) -> World:
                 f"ranks wait for one another {_job.deadline:g} s, and {seconds:g} s are asked for: give the deadline "
                 "in the first call of current"
             )
-        _job.deadline = seconds
+        _job.said = seconds
     return _in_use.get() or launched()
 
 

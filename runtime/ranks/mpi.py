@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.late import DEADLINE, Who, late, lost
+from foreplan.runtime.ranks.late import DEADLINE, Look, Who, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _NOTE = 1  # the tag of what ranks tell one another while they wait
@@ -37,16 +37,18 @@ class _Waits:
         Raises:
             LateError: it is not done in time, or never will be.
         """
-        started, listened = time.monotonic(), _LONG
+        last = time.monotonic()
+        seconds, listened, look = 0.0, _LONG, Look(self.comm.rank, members, self.who)
         try:
             while not done():
                 os.sched_yield()
-                seconds = time.monotonic() - started
+                now = time.monotonic()
+                seconds, last = seconds + min(now - last, _LONG), now  # what is longer, this process has slept
                 if seconds < listened:
                     continue
                 listened = seconds + _LONG / 10
                 self._listen(what)
-                if seconds > self.deadline:
+                if seconds > self.deadline or look.is_over(seconds):
                     self._ask(what)
                     if not comes_true(lambda: self._listen(what) or done(), min(1.0, self.deadline)):
                         raise late(what, self.comm.rank, seconds, members, self.heard, self.who)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from foreplan.lower.program import Program, Slot
-from foreplan.ops.collective import Collective
 from foreplan.runtime.inputs import default_of
 from foreplan.runtime.ranks.agreement import agree, refuse_differences
 from foreplan.runtime.ranks.digests import checksum
@@ -34,8 +33,7 @@ class StepNotes:
         """
         self.world = world
         self.steps = 0  # begun by this session
-        trains = program.loss is not None and any(isinstance(call.op, Collective) for call in program.calls)
-        self.in_use = world.size > 1 and (trains or program.is_stage)
+        self.in_use = world.size > 1 and program.loss is not None
         self._defaults = {name: default_of(slot) for name, slot in inputs.items() if slot.init is not None}
         self._alike = program.tensor
         if self.in_use and program.is_stage:  # which differ in what they take

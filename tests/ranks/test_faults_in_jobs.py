@@ -23,8 +23,9 @@ from tests.ranks.samples import learnable
 BIN = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 LAUNCHERS = {"mpi": shutil.which("mpiexec", path=BIN), "torchrun": shutil.which("torchrun", path=BIN)}
 NEEDS = {"mpi": "mpi4py", "torchrun": "torch"}
-DEADLINE = 12  # seconds; torchrun waits 30 more for one that is stopped
-MOST = 60  # seconds from the start of a job to its end
+DEADLINE = 10  # seconds; torchrun waits 30 more for one that is stopped
+MOST = 60  # seconds from a fault to the end of the job
+STARTING = 60  # seconds in which a job starts, however busy the machine is
 MODEL = "mlp:width=16,layers=2,batch=4"
 KINDS = {"": ("--optimizer", "adamw"), "parameters": ("--optimizer", "adamw", "--shard", "parameters")}
 KINDS["stages"] = ("--stages", "2", "--accumulate", "2")
@@ -48,9 +49,9 @@ def launched(launcher: str, ranks: int, fault: str, words: Sequence[str], odd: S
         start_new_session=True,
     )
     try:
-        told, _ = job.communicate(timeout=MOST)
+        told, _ = job.communicate(timeout=STARTING + MOST)
     except subprocess.TimeoutExpired:
-        pytest.fail(f"the job has not ended in {MOST} s")
+        pytest.fail(f"the job has not ended in {STARTING + MOST} s")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
@@ -122,6 +123,7 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, data: str, launcher: str
         said["sleep"] = said["sleep"].replace("the end of step 8", ".*")
     assert re.search(said[fault], told), told
     assert_whole(out, 6)
+    assert time.time() - out.stat().st_mtime < MOST
 
 
 @pytest.mark.parametrize(("launcher", "fault", "kind"), rows(["terminate", "interrupt"], ["", "parameters", "stages"]))
@@ -196,8 +198,8 @@ def test_a_difference_ends_the_job(tmp_path: Path, data: str, launcher: str, nam
         files["cut"].write_bytes(files["at4"].read_bytes()[:-50])
     out = tmp_path / "w.safetensors"
     own, others = ([word.format(**paths) for word in words] for words in (common, odd))
-    words, started = words_for(data, out, *own, kind=kind), time.monotonic()
+    words = words_for(data, out, *own, kind=kind)
     code, told = launched(launcher, 2, "none", words, [*words, *others] if others else words_for(data, out))
     assert code != 0 and re.search(said, told), told
     assert told.count("error: ranks differ") <= 1 and "Traceback (most" not in told.partition("torch")[0], told
-    assert time.monotonic() - started < MOST and not out.exists()
+    assert not out.exists()
