@@ -11,7 +11,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.runtime.ranks.agreement import agree, together
-from tests.ranks.differences import MODEL, batch_for, errors_of, step_of
+from tests.ranks.differences import MODEL, batch_for, errors_of, stages_of, step_of
 from tests.ranks.threads import Thread, run
 
 
@@ -162,13 +162,23 @@ def test_the_update_behind_micro_batches(change: str) -> None:
     said_by_all(errors_of(2, job), said[change])
 
 
+KINDS: dict[str, Any] = {
+    "all alike": lambda: [step_of(2)] * 2,
+    "parameters in parts": lambda: [step_of(2, shard="parameters")] * 2,
+    "micro-batches": lambda: [step_of(2, accumulate=2)] * 2,
+    "stages": lambda: stages_of(2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["learning_rate", "steps"])
-def test_what_a_step_takes(name: str) -> None:
+def test_what_a_step_takes(name: str, kind: str) -> None:
     """A rate that one rank gives otherwise, or steps that one rank has taken already."""
-    step = step_of(2)
+    steps = KINDS[kind]()
 
     def job(world: Thread) -> None:
-        session, batch = step.bind(), batch_for(step, world.rank)
+        step = steps[world.rank]
+        session, batch = step.bind(), batch_for(step, world.rank, step.accumulate)
         session.step(batch)
         session.step({**batch, "learning_rate": 0.1})  # as it is by default
         if name == "steps":
@@ -181,6 +191,17 @@ def test_what_a_step_takes(name: str) -> None:
         "steps": "the number of steps that it has begun is 3 on rank 0, and 4 on rank 1",
     }
     said_by_all(errors_of(2, job), said[name])
+
+
+def test_inference_compares_no_steps() -> None:
+    """Each rank may infer by itself, as often as it likes."""
+    step = fp.compile(fp.models.build(MODEL), target="numpy", ranks=2)
+
+    def job(world: Thread) -> int:
+        session, batch = step.bind(), {"x": np.zeros((2, 784), np.float32)}
+        return len([session.step(batch) for _ in range(world.rank)])
+
+    assert run(2, job) == [0, 1]
 
 
 def test_a_session_refuses_after_a_step_that_differed() -> None:

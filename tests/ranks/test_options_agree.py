@@ -3,11 +3,14 @@ anything."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.cli.main import cli
 from foreplan.cli.train import FILES, train
 from tests.ranks.threads import Thread, run
@@ -64,3 +67,30 @@ def test_files_may_lie_elsewhere(name: str) -> None:
     option = next(each for each in OPTIONS if each.name == name)
     errors = told_by(2, [[*USUAL, option.opts[-1], f"/of/{rank}"] for rank in range(2)])
     assert all("nowhere.npz" in error for error in errors), errors
+
+
+@pytest.mark.parametrize("change", ["data", "weights", "seed", "nothing"])
+def test_an_inference_of_ranks(tmp_path: Path, change: str) -> None:
+    """`foreplan run` of a plan of ranks, all of which take the same samples."""
+    model = fp.models.build("mlp:width=8,layers=1,batch=2")
+    plan = tmp_path / "m.plan"
+    fp.compile(model, target="numpy", ranks=2, shard="parameters").save(plan)
+    words = []
+    for rank in range(2):
+        own = rank if change == "data" else 0
+        np.savez(tmp_path / f"{rank}.npz", x=np.full((4, 784), own, np.float32))
+        fp.compile(model, target="numpy").bind(seed=rank if change == "weights" else 0).save(tmp_path / f"{rank}.w")
+        seed = str(rank if change == "seed" else 0)
+        files = ["--data", str(tmp_path / f"{rank}.npz"), "--weights", str(tmp_path / f"{rank}.w")]
+        words.append(["run", str(plan), *files, "-o", str(tmp_path / "out.npz"), "--seed", seed])
+    if change == "nothing":
+        run(2, lambda world: cli.main(words[world.rank], prog_name="foreplan", standalone_mode=False))
+        assert set(np.load(tmp_path / "out.npz").files)
+        return
+    errors = told_by(2, words)
+    said = {
+        "data": "ranks differ in the data: the checksum of 'x' is ",
+        "weights": "ranks differ in what they have loaded",
+    }
+    said["seed"] = "--seed is 0 on rank 0, and 1 on rank 1"
+    assert errors[0] == errors[1] and said[change] in errors[0], errors
