@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
-from foreplan.runtime.stored import Stored, draw
+from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
@@ -159,7 +158,7 @@ class Session(Kept):
         with together(self._world, "the first values to be drawn"):
             for slot in program.tensors:
                 if share is None or program.values[slot.operand.value].region != PARAMETERS:
-                    self._stored[slot.name].fill(digests.noting(slot.name, partial(draw, slot, seed)))
+                    self._stored[slot.name].fill(digests.drawing(slot, seed))
         digests.agree("the first values")
         if share is None:
             write_norms(adapters_with_magnitudes(program.tensors), self._stored)

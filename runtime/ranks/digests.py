@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
 
+from foreplan.graph.init import Fill
+from foreplan.lower.program import Slot
 from foreplan.runtime.ranks.agreement import refuse_differences
 from foreplan.runtime.ranks.world import World
+from foreplan.runtime.stored import draw
 
 _FEW = 5  # tensors that a message names
 
@@ -36,6 +40,14 @@ class Digests:
             self.found[name] = checksum(elements)
 
         return fill
+
+    def drawing(self, slot: Slot, seed: int) -> Callable[[np.ndarray], object]:
+        """A function that draws the first content of a stored value, and notes it; one number everywhere, by itself."""
+        make = partial(draw, slot, seed)
+        if not isinstance(slot.init, Fill):
+            return self.noting(slot.name, make)
+        self.found[slot.name] = str(slot.init)
+        return make
 
     def agree(self, what: str) -> None:
         """Check that all ranks have filled values of the same name with the same elements; those of other stages may
