@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -187,7 +188,8 @@ def tell(message: str, show: Callable[[], None] | None = None, of_ranks: bool = 
         with suppress(TargetError):  # there is nothing by which they could
             current()
     world = begun()
-    note = hashlib.blake2b(message.encode(errors="backslashreplace"), digest_size=16).digest()
+    text = re.sub(r"^rank \d+ failed: ", "", message)  # as that rank has it itself
+    note = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).digest()
     if rank == 0:
         if world is not None:
             world.meet(note, PATIENCE)

@@ -15,6 +15,8 @@ from foreplan.runtime.ranks.late import DEADLINE, Look, Who, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _NOTE = 1  # the tag of what ranks tell one another while they wait
+_SOON = 0.1  # seconds, after which a rank that waits no longer asks all the time,
+_REST = 0.0002  # but after rests of so many; large messages go on in as large pieces as the library has room for
 _LONG = 0.5  # seconds after which a rank that waits listens to what others ask
 _ASKS, _ANSWERS = b"?", b"!"
 
@@ -41,7 +43,7 @@ class _Waits:
         seconds, listened, look = 0.0, _LONG, Look(self.comm.rank, members, self.who)
         try:
             while not done():
-                os.sched_yield()
+                time.sleep(_REST) if seconds > _SOON else os.sched_yield()
                 now = time.monotonic()
                 seconds, last = seconds + min(now - last, _LONG), now  # what is longer, this process has slept
                 if seconds < listened:

@@ -90,7 +90,7 @@ def assert_whole(path: Path, step: int | None = None) -> None:
     assert not list(path.parent.glob(".*.tmp"))
 
 
-USUAL = {("mpi", "stop", ""), ("mpi", "other steps", "")}
+USUAL = {("mpi", "stop", ""), ("mpi", "lr", "")}
 thorough = pytest.mark.thorough
 
 
