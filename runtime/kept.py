@@ -22,6 +22,7 @@ from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, writ
 from foreplan.runtime.ranks import World
 from foreplan.runtime.ranks.agreement import together
 from foreplan.runtime.ranks.digests import Digests
+from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -48,6 +49,7 @@ class Kept:
     _stored: Mapping[str, Place]
     _turn: Turn
     _world: World  # the ranks that run it
+    _notes: StepNotes
     _broken: str  # what has interrupted a step or a load
     _graphs: tuple[Graph | None, Graph | None]  # the model, and its whole step
     _averaged: bool  # whether weights hold their averages
@@ -129,13 +131,14 @@ class Kept:
             self._refuse_if_averaged()
             before = self._broken
             following = at_norms(adapters_with_magnitudes(self.program.tensors), self._stored)
-            digests = Digests(self._world)
+            digests = Digests(self._world, self.program.of_stage)
             with together(self._world, "what they load") as facts:
                 loaded, whole = load_checkpoint(
                     text, self.program, self._stored, state, strict, names, self._load_begun, digests
                 )
                 facts["the number of steps"] = None if self.program.step_count is None else self._updates
             digests.agree("what they have loaded")
+            self._notes.read(digests.found)
             write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
             if whole:
@@ -225,10 +228,11 @@ class Kept:
         with self._turn.lock:
             self._settle()
             self._refuse_if_averaged()
-            before, digests = self._broken, Digests(self._world)
+            before, digests = self._broken, Digests(self._world, self.program.of_stage)
             with together(self._world, "the adapters that they load"):
                 load_adapters(text, self.program, self._stored, self._load_begun, digests)
             digests.agree("the adapters that they have loaded")
+            self._notes.read(digests.found)
             self._broken = before
 
     def to_torch(self, module: torch.nn.Module) -> None:

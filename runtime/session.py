@@ -149,12 +149,12 @@ class Session(Kept):
         slots = {slot.name: slot for slot in program.tensors}
         kept = {slot.name: self._stored[slot.name] for slot in program.tensors if slot.kind.is_kept}
         weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
-        self.stored: Stored = Stored(slots, kept, self._turn)
-        self.parameters: Stored = Stored(slots, weights, self._turn)
+        self.stored: Stored = Stored(slots, kept, self._turn, self._notes.assign)
+        self.parameters: Stored = Stored(slots, weights, self._turn, self._notes.assign)
         for value, row in self._body.rows.items():
             if share is None or program.values[value].region != PARAMETERS:
                 row.fill(_clear)
-        digests = Digests(self._world)
+        digests = Digests(self._world, program.of_stage)
         with together(self._world, "the first values to be drawn"):
             for slot in program.tensors:
                 if share is None or program.values[slot.operand.value].region != PARAMETERS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,18 @@ class Stored(MutableMapping[str, np.ndarray]):
     The first magnitudes of adapters (DoRA) follow the weight that is written.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], places: Mapping[str, Place], turn: Turn) -> None:
-        self._slots, self._places, self._turn = slots, places, turn
+    def __init__(
+        self,
+        slots: Mapping[str, Slot],
+        places: Mapping[str, Place],
+        turn: Turn,
+        assigned: Callable[[str, np.ndarray], None],
+    ) -> None:
+        """
+        Args:
+            assigned: told the name and content of each value that is assigned.
+        """
+        self._slots, self._places, self._turn, self._assigned = slots, places, turn, assigned
         self._adapters = {each.weight: each for each in adapters_with_magnitudes(slots.values())}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -39,6 +49,7 @@ class Stored(MutableMapping[str, np.ndarray]):
         with self._turn.lock:
             following = at_norms([self._adapters[name]] if name in self._adapters else (), self._places)
             self._places[name].write(checked)
+            self._assigned(name, checked)
             write_norms(following, self._places)
 
     def __delitem__(self, name: str) -> None:

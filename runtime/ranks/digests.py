@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 
@@ -15,8 +15,6 @@ from foreplan.runtime.ranks.agreement import refuse_differences
 from foreplan.runtime.ranks.world import World
 from foreplan.runtime.stored import draw
 
-_FEW = 5  # tensors that a message names
-
 
 def checksum(array: np.ndarray) -> str:
     """The CRC-32 of an array's elements in C order, as text."""
@@ -26,8 +24,12 @@ def checksum(array: np.ndarray) -> str:
 class Digests:
     """What several values are filled with, by name. It notes nothing where there is one rank."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, of_stage: int = 0) -> None:
+        """
+        Args:
+            of_stage: how many neighbouring ranks have values of the same names; 0: all.
+        """
+        self.world, self._of_stage = world, of_stage or world.size
         self.found: dict[str, str] = {}
 
     def noting(self, name: str, make: Callable[[np.ndarray], object]) -> Callable[[np.ndarray], object]:
@@ -66,8 +68,16 @@ class Digests:
             return
         every = self.world.gather(self.found, f"{what}, by name")
         names = dict.fromkeys(name for found in every for name in found)
-        differ = [name for name in names if len({found[name] for found in every if name in found}) > 1]
-        if differ:
-            shown = [{f"the checksum of {name!r}": own[name] for name in differ[:_FEW] if name in own} for own in every]
-            more = f" ({len(differ)} of {len(names)} values)" if len(differ) > _FEW else ""
-            refuse_differences(f"{what}{more}", shown)
+        differ = [name for name in names if self._differs([found.get(name) for found in every])]
+        facts: list[dict[str, object]] = [{} for _ in every]
+        for rank, own in enumerate(facts):
+            first = rank // self._of_stage * self._of_stage
+            for name in differ:
+                here = any(name in found for found in every[first : first + self._of_stage])
+                own[f"the checksum of {name!r}"] = every[rank].get(name, "nothing" if here else None)
+        refuse_differences(what, facts)
+
+    def _differs(self, found: Sequence[str | None]) -> bool:
+        """Whether ranks have filled a value with other elements than others, or one of a stage has and another not."""
+        stages = [found[first : first + self._of_stage] for first in range(0, len(found), self._of_stage)]
+        return len({*found} - {None}) > 1 or any(len(set(stage)) > 1 for stage in stages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,24 +24,26 @@ class Who(NamedTuple):
     Attributes:
         host: the machine, by the name that it has itself.
         process: its number there.
+        where: what tells which processes have their numbers from the same system and container.
     """
 
     host: str
     process: int
+    where: str = ""
 
     @classmethod
     def here(cls) -> Who:
         """This process."""
-        return cls(socket.gethostname(), os.getpid())
+        return cls(socket.gethostname(), os.getpid(), _here())
 
     def state(self) -> str:
         """What can be seen of it from here, for people; empty: nothing, since it runs, or runs elsewhere."""
-        if self.host != socket.gethostname():
+        if not self.where or self.where != _here():
             return ""
         try:
             text = Path(f"/proc/{self.process}/stat").read_text()
         except FileNotFoundError:
-            return _STATES[""] if Path("/proc/self/stat").exists() else ""
+            return _STATES[""]
         except OSError:
             return ""
         return _STATES.get(text.rpartition(")")[2].split()[0], "")
@@ -48,6 +51,15 @@ class Who(NamedTuple):
     def __str__(self) -> str:
         state = self.state()
         return f"process {self.process} on {self.host}" + (f", which {state}" if state else "")
+
+
+@lru_cache(maxsize=1)
+def _here() -> str:
+    """See `Who.where`; empty: nothing can be seen."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 class Look:

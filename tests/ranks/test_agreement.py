@@ -230,3 +230,58 @@ def test_samples_of_a_group() -> None:
         session.step(batch_for(step, world.rank // 2 + 5 * (world.rank == 3)))
 
     said_by_all(errors_of(4, job), "the sum over its samples is", "on rank 2, and", "on rank 3", "same samples")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_assigned(kind: str) -> None:
+    """Other content on one rank, or an assignment on one alone; the same on all passes."""
+    steps = KINDS[kind]()
+    if kind == "stages":
+        steps = [step_of(4, stages=2, stage=rank // 2, accumulate=2) for rank in range(4)]
+    ranks = len(steps)
+
+    def job(world: Thread, by: int, alone: bool) -> None:
+        step = steps[world.rank]
+        session, batch = step.bind(), batch_for(step, world.rank, step.accumulate)
+        weight = next(iter(session.parameters), "")  # the last stage has none
+        held = session.parameters[weight] if weight else 0
+        for times in (2, 3):
+            if weight and not (times == 3 and alone and world.rank == 0):
+                session.parameters[weight] = held * (times + by * (world.rank == 1))
+            session.step(batch)
+
+    run(ranks, lambda world: job(world, 0, False))
+    for by, alone in ((1, False), (0, True)):
+        if not alone or kind != "parameters in parts":
+            errors = errors_of(ranks, lambda world, by=by, alone=alone: job(world, by, alone))
+            said_by_all(errors, "ranks differ in what they give to a step: the checksum of what was assigned to ")
+
+
+def test_running_statistics_may_be_assigned_on_each_rank() -> None:
+    """As validation does, which takes those of the first rank meanwhile."""
+
+    def net(x: Any) -> Any:
+        return fp.nn.linear(fp.nn.batch_norm(x, name="norm"), 10, name="out")
+
+    model = fp.trace(net, fp.spec((4, 5)))
+    step = fp.compile(model, fp.losses.cross_entropy, fp.optim.SGD(0.1), target="numpy", ranks=2)
+
+    def job(world: Thread) -> None:
+        session = step.bind()
+        name = next(slot.name for slot in step.program.tensors if slot.kind is fp.graph.Kind.BUFFER)
+        session.stored[name] = session.stored[name] + world.rank
+        session.step(batch_for(step))
+
+    run(2, job)
+
+
+def test_what_one_rank_passes_over_in_a_checkpoint(tmp_path: Path) -> None:
+    step, path = step_of(2), tmp_path / "w"
+
+    def job(world: Thread) -> None:
+        session = step.bind()
+        session.save(path)
+        session.load(path, skip=[WEIGHT] * world.rank)
+
+    said = f"ranks differ in what they have loaded: the checksum of {WEIGHT!r} is "
+    said_by_all(errors_of(2, job), said, " on rank 0, and nothing on rank 1")

@@ -98,12 +98,12 @@ def test_who_is_late() -> None:
 def test_what_can_be_seen_of_a_process() -> None:
     """Whether it is stopped or has ended, on this machine; of another one, nothing."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    who = Who(HERE.host, process.pid)
+    who = HERE._replace(process=process.pid)
     try:
         assert "which" not in str(who)
         process.send_signal(signal.SIGSTOP)
         _until(lambda: "is stopped" in str(who))
-        assert Who("elsewhere", process.pid).state() == ""
+        assert Who(HERE.host, process.pid, "elsewhere").state() == Who(HERE.host, process.pid).state() == ""
     finally:
         process.kill()
     _until(lambda: "has ended" in str(who))  # nobody has waited for it yet
