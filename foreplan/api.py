@@ -115,8 +115,8 @@ def evaluation(
     """A model with what it is measured by: the forward pass, whose outputs are `loss` and the metrics by name.
 
     Compiled without a loss, it measures: `compile(evaluation(graph, losses.cross_entropy, ["accuracy"]))`. A session of
-    it can share the weights of one that trains (`bind(share=…)`): weights in float16 and bfloat16 are kept as they are
-    there.
+    it can share the weights of one that trains (`bind(share=…)`): weights in float16 and bfloat16, and those that the
+    file has quantised, are kept as they are there.
 
     Args:
         graph: a model in inference form.
@@ -133,7 +133,7 @@ def evaluation(
     instance("a model", graph, Graph, A_MODEL)
     chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
-    graph = passes.choose_trained(graph, selection)
+    graph = passes.quantised_weights(passes.choose_trained(graph, selection))
     return with_metrics(graph if flag("narrow_weights", narrow_weights) else passes.master_weights(graph), loss, chosen)
 
 

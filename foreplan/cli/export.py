@@ -73,12 +73,16 @@ def export(
 
 
 def _compiled(model: str, settings: Settings) -> Compiled:
-    """A step with weights as `train` has them: narrow ones in float32, unless --narrow-weights says otherwise."""
+    """A step with weights as `train` has them: quantised ones and narrow ones in float32, unless --narrow-weights says
+    otherwise.
+    """
     from foreplan import api
     from foreplan.passes.master_weights import master_weights
+    from foreplan.passes.quantised_weights import quantised_weights
 
     graph, chosen = model_with_options(model, settings)
-    wide = graph if chosen.narrow_weights or not settings.infer else master_weights(graph)
+    wide = quantised_weights(graph) if settings.infer else graph
+    wide = wide if chosen.narrow_weights or not settings.infer else master_weights(wide)
     return replace(api.compile_with(wide, chosen), model=graph)
 
 

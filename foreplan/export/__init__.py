@@ -57,7 +57,7 @@ def write_onnx(
     """
     from foreplan.export.forms import model_form, step_form
     from foreplan.export.save import save_model
-    from foreplan.export.source import first_content, in_type, source_form
+    from foreplan.export.source import InIntegers, first_content, in_type, source_form
     from foreplan.frontend.onnx.origin import Origin
 
     graph = step if form == "step" else model
@@ -65,7 +65,7 @@ def write_onnx(
         raise UsageError(_NO_STEP if model is not None else _NO_GRAPH)
     if form == "model" and isinstance(graph.origin, Graph) and [*graph.origin.outputs] == [*graph.outputs]:
         graph = graph.origin
-    origin = graph.origin
+    origin, held = graph.origin, InIntegers(graph, held)
     if form == "model" and isinstance(origin, Origin) and origin.outputs == tuple(graph.outputs):
         return save_model(path, *source_form(graph, origin, held), origin.external)
     proto, plain = (step_form if form == "step" else model_form)(graph)

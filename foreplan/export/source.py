@@ -15,6 +15,7 @@ from foreplan.frontend.onnx.origin import OTHERWISE, Origin
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import DType, Graph, Kind, Value, as_dtype
 from foreplan.graph.init import generator_for
+from foreplan.passes.quantised_weights import schemes
 from foreplan.units import listed
 
 if TYPE_CHECKING:
@@ -87,6 +88,35 @@ def first_content(value: Value) -> np.ndarray:
     array = np.empty(value.shape, value.dtype.numpy)
     value.init.fill(array, generator_for(0, value.name))
     return array
+
+
+class InIntegers(Mapping[str, np.ndarray]):
+    """What a session holds, with integers for the weights that the model has in integers; made when they are asked for.
+
+    Args:
+        model: whose integers tell how they stand for weights.
+        held: what the session holds.
+    """
+
+    def __init__(self, model: Graph, held: Mapping[str, np.ndarray]) -> None:
+        self.held = held
+        self.schemes = {value.name: (scheme, value.type) for value, scheme in schemes(model).items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self.held[name]
+        if name not in self.schemes or array.dtype.kind in "iu":
+            return array
+        scheme, type = self.schemes[name]
+        return scheme.codes(array, type)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
 
 
 def in_type(name: str, dtype: DType, held: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -68,6 +68,34 @@ class StraightThrough(Mark):
 
 @register
 @dataclass(frozen=True)
+class Quantised(Mark):
+    """y as it is, restored from stored integers: weights that a step may train in float32 (see `quantised_weights`).
+
+    Inputs: y, the integers, their scale, and perhaps their zero point, which broadcast to y. Output: y.
+    """
+
+    name: ClassVar[str] = "quantised"
+
+    @property
+    def moves(self) -> bool:
+        """What a weight is restored from is computed with."""
+        return False
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of y."""
+        y, codes, *_ = inputs
+        kinds = [each.dtype.category in ("int", "uint") for each in inputs]
+        if codes.shape != y.shape or kinds not in ([False, True, False], [False, True, False, True]):
+            raise ShapeError(f"{y} is restored from integers of its shape, a scale and a zero point, not from {inputs}")
+        return (y,)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
+        """Nothing: what is trained has a float32 weight in the place of the integers."""
+        return [None] * len(inputs)
+
+
+@register
+@dataclass(frozen=True)
 class Gradient(Op):
     """The gradient of y with respect to each x, in the form that y is computed in: a pass puts its nodes here.
 

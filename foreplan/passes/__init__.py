@@ -28,6 +28,7 @@ from foreplan.passes.pipeline import (
 )
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
+from foreplan.passes.quantised_weights import quantised_weights
 from foreplan.passes.select import select_outputs
 from foreplan.passes.settings import Fission, Settings
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
@@ -62,6 +63,7 @@ __all__ = [
     "push_slices",
     "list_without",
     "master_weights",
+    "quantised_weights",
     "narrow_type",
     "pack_attention",
     "pack_masks",

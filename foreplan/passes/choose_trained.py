@@ -9,6 +9,7 @@ from foreplan.arguments import instance
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.norm.batch import with_frozen_statistics
 from foreplan.ops.random import Dropout
+from foreplan.passes.quantised_weights import schemes, without_weights
 from foreplan.passes.rewrite import rewrite, with_values
 from foreplan.patterns import Selection
 
@@ -27,12 +28,22 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
     if not selection:
         return graph
     stored = {value.name: value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)}
-    trainable = {name: value.dtype.is_float and value.kind is not Kind.BUFFER for name, value in stored.items()}
-    chosen = selection.chosen(trainable, [name for name, value in stored.items() if value.kind in _WEIGHTS])
+    whole = {value.name for value in schemes(graph)}  # integers for which a step has weights in float32
+    trainable = {
+        name: name in whole or (value.dtype.is_float and value.kind is not Kind.BUFFER)
+        for name, value in stored.items()
+    }
+    weights = [name for name, value in stored.items() if value.kind in _WEIGHTS or name in whole]
+    chosen = selection.chosen(trainable, weights)
+    graph = without_weights(graph, [name for name in whole & chosen.keys() if not chosen[name][0]])
+
+    def kind(name: str, trained: bool) -> Kind:
+        return Kind.CONSTANT if name in whole else Kind.PARAMETER if trained else Kind.FROZEN
+
     return with_values(
         graph,
         {
-            stored[name]: dataclasses.replace(stored[name], kind=Kind.PARAMETER if trained else Kind.FROZEN, why=why)
+            stored[name]: dataclasses.replace(stored[name], kind=kind(name, trained), why=why)
             for name, (trained, why) in chosen.items()
         },
     )
@@ -63,5 +74,6 @@ def frozen(graph: Graph) -> Graph:
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs if isinstance(node.op, Dropout) else None
 
+    graph = without_weights(graph, [value.name for value in schemes(graph)])
     weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}
     return freeze_statistics(rewrite(with_values(graph, weights), replace), everywhere=True)

@@ -41,6 +41,7 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import with_precision
 from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
+from foreplan.passes.quantised_weights import quantised_weights
 from foreplan.passes.ranks import (
     by_pass,
     mean_of_all,
@@ -184,6 +185,7 @@ def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tu
 
 PASSES: tuple[Pass, ...] = (
     Pass("choose_trained", Stage.FORWARD, lambda g, s: choose_trained(g, s.selection), lambda s: bool(s.selection)),
+    Pass("quantised_weights", Stage.FORWARD, lambda g, s: quantised_weights(g), _trains),
     Pass("master_weights", Stage.FORWARD, lambda g, s: master_weights(g), lambda s: s.trains and not s.narrow_weights),
     Pass("attach_loss", Stage.FORWARD, lambda g, s: s.attach(g) if s.attach else g, _trains, ensures=("loss",)),
     Pass("select_outputs", Stage.FORWARD, _select),

@@ -30,7 +30,8 @@ def test_print_after_shows_a_pass_each_time_that_it_runs() -> None:
     shown = foreplan("graph", MODEL, "--print-after", "fuse_maps").stdout
     assert shown.count("# after fuse_maps (forward, ") == shown.count("# after fuse_maps (training, ") == 1
     every = foreplan("graph", MODEL, "--print-after", "all").stdout
-    assert next(line for line in every.splitlines() if line.startswith("# after ")).startswith("# after master_weights")
+    first = next(line for line in every.splitlines() if line.startswith("# after "))
+    assert first.startswith("# after quantised_weights")
     assert every.count("# after ") == len(answer("graph", MODEL)["passes"])
 
 

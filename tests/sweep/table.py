@@ -267,6 +267,7 @@ ENTRIES: dict[str, Entry] = {
     "dropout": _moved(places.dropout, place_oracles.identity),
     "stop_gradient": _moved(places.stop_gradient, place_oracles.identity),
     "straight_through": _moved(places.straight_through, place_oracles.identity),
+    "quantised": _moved(places.quantised, place_oracles.identity),
     "reshape": _moved(places.reshape, place_oracles.reshape),
     "bitcast": _moved(places.bitcast, place_oracles.bitcast),
     "transpose": _moved(places.transpose, place_oracles.transpose),

@@ -103,6 +103,7 @@ class _Apart:
         self.b, self.path = Builder("folded"), path
         self.batch: Rebatch | None = None  # what is known at import has no batch
         self.known: dict[Value, np.ndarray] = {}
+        self.floats: dict[str, Value] = {}
         self._values: dict[Constant, Value] = {}
 
     def store(self, operand: Operand) -> Value:

@@ -57,6 +57,7 @@ class Importer:
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
         told: the file's graph, with the tensors that the module has.
+        floats: name of a quantised tensor → what it was before.
         guards: what branches read that are computed whether they are taken or not.
         nested: tensors in branches and loops.
         written: the number of nodes written out from bodies of loops, branches and functions.
@@ -81,6 +82,7 @@ class Importer:
         self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
         self.allowance = Allowance("ONNX", model.proto.ByteSize())
         self.updates: dict[Value, Value] = {}
+        self.floats: dict[str, Value] = {}
         self.guards = Guards(self.store)
         self.nested = Nested()
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
@@ -164,7 +166,7 @@ class Importer:
     def _initializer(self, name: str, scope: Scope) -> Constant:
         where, role = f"{self.model.label}: initializer {name!r}", scope.roles.get(name, NO_ROLE)
         tensor = from_tensor(scope.initializers[name], scope.full_name(name), self.model.path, where, role.kind)
-        tensor.why = role.why
+        tensor.take(role.kind, role.why)
         return tensor
 
     def store(self, operand: Operand) -> Value:
@@ -303,7 +305,7 @@ class Importer:
         from foreplan.frontend.onnx.constant import constant
 
         found = self._guarded(n, lambda: constant(n, role.kind))
-        found.why = role.why
+        found.take(role.kind, role.why)
         return found
 
     def _walk(

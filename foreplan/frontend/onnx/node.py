@@ -53,8 +53,10 @@ class Context(Protocol):
         b: where nodes are added.
         batch: the change of batch size in progress, if any.
         path: the model's file, which external data lie beside; None for a model in memory.
+        floats: name of a quantised tensor → what it was before.
     """
 
+    floats: dict[str, Value]
     b: Builder
     batch: Rebatch | None
     path: Path | None
@@ -81,6 +83,7 @@ class OnnxNode:
         b: where nodes are added.
         batch: the change of batch size in progress, if any.
         path: the model's file, if it is one.
+        floats: name of a quantised tensor → what it was before.
         input_names, output_names: unique in the model.
         updates: stored value → its content for the next step, for ops that keep statistics.
         taken: whether the branch that the node is in is taken, where that depends on data.
@@ -114,6 +117,7 @@ class OnnxNode:
         self.taken = taken
         self.index = index
         self.both: Value | None = None
+        self.floats = context.floats
         self._context = context
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}
 

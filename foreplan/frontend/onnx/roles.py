@@ -16,7 +16,7 @@ from foreplan.frontend.onnx.contents import differs_by_head, is_one_number, the_
 from foreplan.frontend.onnx.exporter import Exporter, is_learned_name, is_literal_name, is_table_name
 from foreplan.frontend.onnx.places import is_round
 from foreplan.frontend.onnx.tables import is_irregular, table_like
-from foreplan.frontend.onnx.tensors import FLOATS
+from foreplan.frontend.onnx.tensors import FLOATS, WHOLE
 from foreplan.frontend.onnx.uses import Functions, Use, find_uses, reads
 from foreplan.graph.ir import Kind
 from foreplan.patterns import Selection
@@ -170,8 +170,11 @@ class _Case:
 
 
 def _of_its_type(case: _Case) -> Role | None:
-    """Only floats are trained."""
-    return NO_ROLE if case.tensor is not None and case.tensor.data_type not in FLOATS else None
+    """Only floats are trained, and integers that floats are restored from."""
+    if case.tensor is None or case.tensor.data_type in FLOATS:
+        return None
+    restored = bool(case.uses) and all(use.restored for use in case.uses) and case.tensor.data_type in WHOLE
+    return None if restored else NO_ROLE
 
 
 def _as_told(case: _Case) -> Role | None:

@@ -43,9 +43,10 @@ def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
         return "filled as masks are"
     if (some == some[0]).all() or not np.isfinite(some).all():
         return ""
-    if _is_countable(some):
+    whole = flat.dtype.kind in "iu"  # of a quantised tensor
+    if not whole and _is_countable(some):
         return "whole and half numbers, as places are"
-    noise = _rounding(some)
+    noise = 1 / float(np.abs(some).max()) if whole else _rounding(some)
     if sum(extent != 1 for extent in shape) == 1:
         first = (flat.size - some.size) // 2
         return _vector(np.asarray(flat[first : first + some.size]).astype(np.float64), noise)

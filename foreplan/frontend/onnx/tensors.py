@@ -51,6 +51,7 @@ _DTYPES = {
     26: "int2",
 }
 FLOATS = {number for number, name in _DTYPES.items() if as_dtype(name).is_float}
+WHOLE = {2, 3, 4, 5, 6}  # integers that a weight or a bias is quantised to, one in each element
 ONNX_DTYPES = {name: number for number, name in _DTYPES.items()}
 
 
@@ -64,6 +65,7 @@ class Constant:
         array: the content, if it is known at import (integers, and small tensors of floats).
         kind: what it becomes when it is stored: PARAMETER, FROZEN, BUFFER or CONSTANT.
         why: for people, why it is of this kind.
+        trained: whether these are integers that stand for a weight, which a step may train in float32.
         packed: the bytes that `init` gives, where they hold several elements each; else None.
         value: its value in the graph, after its first reader; the value of the bytes where it is packed.
     """
@@ -75,6 +77,7 @@ class Constant:
     kind: Kind = Kind.CONSTANT
     why: str = ""
     packed: TensorType | None = None
+    trained: bool = False
     value: Value | None = field(default=None, repr=False)
 
     @property
@@ -82,10 +85,15 @@ class Constant:
         """Extent along each axis."""
         return self.type.shape
 
+    def take(self, kind: Kind, why: str) -> None:
+        """Take a role: integers may stand for a weight that is trained."""
+        self.why = why
+        self.trained = kind is Kind.PARAMETER and self.type.dtype.category in ("int", "uint")
+
     @property
     def is_foldable(self) -> bool:
         """Whether its content is known now and never changes."""
-        return self.array is not None and self.kind is Kind.CONSTANT
+        return self.array is not None and self.kind is Kind.CONSTANT and not self.trained
 
 
 def known_bytes(type: TensorType) -> int:

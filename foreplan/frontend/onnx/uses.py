@@ -71,6 +71,7 @@ class Use:
         place: why nobody learns what stands there, as `proof` says.
         way: what the tensor goes through before it meets data, if weights hardly do.
         partner: of a bias, the weight that the node reads.
+        restored: whether the tensor was quantised, and is restored from integers before it meets data.
     """
 
     op: str
@@ -85,6 +86,7 @@ class Use:
     place: str = ""
     way: str = ""
     partner: str = ""
+    restored: bool = False
 
 
 @dataclass
@@ -119,10 +121,13 @@ def find_uses(
 
 @dataclass(frozen=True)
 class _Way:
-    """How a constant comes from a tensor of the file: merely rearranged or not, and through what weights hardly go."""
+    """How a constant comes from a tensor of the file: merely rearranged or not, through what weights hardly go, and
+    whether it is restored from integers.
+    """
 
     direct: bool = True
     through: str = ""
+    restored: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class _Tensor:
 
 
 _UNKNOWN = _Tensor({}, None)
+_QUANTISING = {"QuantizeLinear", "DequantizeLinear"}
 # Ops that weights hardly go through before they meet data, and what goes through them.
 _WAYS = {"Sin": "its sine is taken, as of angles", "Cos": "its cosine is taken, as of angles"}
 _WAYS |= dict.fromkeys(("ScatterElements", "ScatterND", "Scatter"), "scattered, as into a table of zeros")
@@ -218,7 +224,7 @@ class _Walk:
         tensor = self.tensors[name]
         for root, way in tensor.roots.items():
             found = replace(use, direct=use.direct and way.direct, axes=tensor.axes, way=use.way or way.through)
-            self.uses.found[root].append(found)
+            self.uses.found[root].append(replace(found, restored=use.restored or way.restored))
 
     def use(self, node: onnx.NodeProto, slot: int) -> Use:
         op = node.op_type
@@ -289,18 +295,31 @@ class _Walk:
         if node.op_type in ("Constant", "ConstantOfShape") and node.output:
             self.hold(node.output[0], _held(node), _Tensor({}, self.axes_of(node), _filled(node)))
             return
-        moved = node.op_type in REARRANGING
+        quantised = node.op_type in _QUANTISING
+        moved = node.op_type in REARRANGING or quantised
+        for slot, name in enumerate(node.input[1:] if quantised else (), 1):
+            if name:  # a use of its own
+                self.note(name, self.use(node, slot))
         roots: dict[str, _Way] = {}
         if node.op_type not in _BLIND | _LOOK_UPS:  # a look-up is a use of its own
-            for name in filter(None, node.input):
+            for name in filter(None, node.input[:1] if quantised else node.input):
                 for root, way in self.tensors[name].roots.items():
                     before = roots.get(root, way)
                     through = before.through or way.through or self.through(node, name)
-                    roots[root] = _Way(before.direct and way.direct and moved, through)
+                    restored = before.restored or way.restored or node.op_type == "DequantizeLinear"
+                    roots[root] = _Way(before.direct and way.direct and moved, through, restored)
         first = self.tensors.get(node.input[0]) if node.input else None
-        same = node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast", "CastLike", "Transpose", "Squeeze")
+        same = quantised or node.op_type in (
+            "Unsqueeze",
+            "Identity",
+            "Reshape",
+            "Cast",
+            "CastLike",
+            "Transpose",
+            "Squeeze",
+        )
         axes = first.axes if same and first is not None else None
-        number = first.number if moved and first is not None and node.op_type != "Concat" else None
+        number = first.number if moved and not quantised and first is not None and node.op_type != "Concat" else None
         for name in node.output:
             self.tensors[name] = _Tensor(roots, axes, number)
 

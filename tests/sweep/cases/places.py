@@ -10,7 +10,7 @@ from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.map_scatter_add import MapScatterAdd
-from foreplan.ops.marks import StopGradient, StraightThrough
+from foreplan.ops.marks import Quantised, StopGradient, StraightThrough
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.storage import Bitcast
@@ -139,6 +139,14 @@ def straight_through(rng: Random) -> Case:
     """Forward: the result, and not what stands for its gradient."""
     dtype, extents = float_type(rng), shape(rng)
     return Case(StraightThrough(), (given(rng, dtype, extents), given(rng, dtype, extents)))
+
+
+def quantised(rng: Random) -> Case:
+    """Forward: what was restored, and not the integers that it was restored from."""
+    dtype, extents = float_type(rng), shape(rng)
+    codes = as_dtype(rng.choice(["int8", "uint8", "int32"]))
+    beside = [given(rng, as_dtype("float32"), ()), *([given(rng, codes, ())] if rng.random() < 0.5 else [])]
+    return Case(Quantised(), (given(rng, dtype, extents), given(rng, codes, extents), *beside))
 
 
 def _table(rng: Random) -> tuple[Shape, int]:

@@ -25,7 +25,13 @@ def draw(entry: Entry, rng: Random) -> Case:
 def serves(entry: Entry, name: str) -> bool:
     """Whether an op has a derivative."""
     cls = registered_ops()[name]
-    return cls.vjp is not Op.vjp and cls.name not in ("random", "arg_reduce", "stop_gradient", "straight_through")
+    return cls.vjp is not Op.vjp and cls.name not in (
+        "random",
+        "arg_reduce",
+        "stop_gradient",
+        "straight_through",
+        "quantised",
+    )
 
 
 def judge(case: Case) -> int:

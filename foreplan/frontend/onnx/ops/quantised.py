@@ -11,11 +11,13 @@ import numpy as np
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
 from foreplan.frontend.onnx.ops.nn import convolution, product
-from foreplan.frontend.onnx.tensors import dtype_of
+from foreplan.frontend.onnx.tensors import Constant, dtype_of
 from foreplan.graph import DType, Value, as_dtype
 from foreplan.graph.types import FLOAT32, FLOAT64, INT32, Shape
 from foreplan.ops.expr import Expr, call, cast, clip
+from foreplan.ops.fake_quantised import within
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.marks import Quantised, StraightThrough
 from foreplan.ops.shape import broadcast_to, reshape
 from foreplan.ops.storage import decoded, encoded, limits
 
@@ -27,13 +29,21 @@ def _dequantize(n: OnnxNode) -> Operand:
     dtype = n.type(1).dtype
     if n.integer("output_dtype", 0):
         dtype = as_dtype(dtype_of(n.integer("output_dtype"), n.where))
-    values = [decoded(n.b, n.value(0)), *(_beside(n, i) for i in (1, 2) if n.has(i))]
+    beside = [_beside(n, i) for i in (1, 2) if n.has(i)]
+    values = [decoded(n.b, n.value(0)), *beside]
 
     def restore(x: Expr, scale: Expr, *zero: Expr) -> Expr:
         number = cast(x, "float32") - cast(zero[0], "float32") if zero else cast(x, "float32")
         return number * cast(scale, "float32")
 
-    return elementwise(n.b, restore, *values, dtype=dtype)
+    restored = elementwise(n.b, restore, *values, dtype=dtype)
+    codes, exact = n.operand(0), n.floats.get(n.input_names[0]) if n.input_names else None
+    if isinstance(codes, Constant) and codes.trained:
+        return n.b.apply(Quantised(), restored, *values)
+    if exact is None or exact.type != restored.type:
+        return restored
+    passes = elementwise(n.b, within(n.type(0).dtype), exact, *beside)
+    return n.b.apply(StraightThrough(), restored, passes)
 
 
 @translates("QuantizeLinear")
@@ -43,6 +53,7 @@ def _quantize(n: OnnxNode) -> Operand:
     else:
         dtype = as_dtype(dtype_of(n.integer("output_dtype", 0) or 2, n.where))
     zero = _beside(n, 2) if n.has(2) else None
+    n.floats[n.output_names[0]] = n.value(0)
     number = elementwise(n.b, lambda x, scale: cast(x, "float32") / cast(scale, "float32"), n.value(0), _beside(n, 1))
     return _quantised(n, number, zero, dtype)
 
