@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.runtime.ranks import World
+    from foreplan.runtime.session import Session
 
 FILES = ("data", "validation", "resume", "weights")  # parameters whose content ranks compare
 
@@ -138,11 +139,16 @@ def train(
     quiet = as_json or world.rank > 0
     if not quiet:
         echo(compiled.weights.line)
-    with working("binding"):
-        session = compiled.bind(seed=seed, threads=own)
-        load_weights(session, weights, options)
+
+    def bound() -> Session:
+        made = compiled.bind(seed=seed, threads=own)
+        load_weights(made, weights, dict(options))
         if resume is not None:
-            session.load(resume)
+            made.load(resume)
+        return made
+
+    with working("binding"):
+        session = bound()
     if averages is not None and not session.keeps_averages:
         raise UsageError("--save-averages needs an optimizer that keeps averages, such as --optimizer adamw:ema=0.999")
     per_epoch = samples // size
@@ -189,6 +195,7 @@ def train(
             measured,
             logs,
             quiet=quiet,
+            anew=bound,
         )
         training = run.train()
         _finish(training, saving, first, as_json, world)

@@ -7,13 +7,14 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cli.data import Arrays, epoch, interruptible
 from foreplan.cli.log import Log
-from foreplan.cli.options import console, echo
+from foreplan.cli.options import console, echo, working
 from foreplan.cli.validation import Validation
 from foreplan.errors import ForeplanError
 from foreplan.units import format_seconds
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 
+FIRST_STEPS = 10  # of a run, which are done again to find where a loss became nan
 DIVERGED = "training has diverged; start from the last good checkpoint, or anew, with a lower --lr or with --clip-norm"
 
 
@@ -133,6 +135,7 @@ class Run:
         validation: what measures the model after each epoch.
         logs: where the figures of each step are written.
         quiet: whether measured figures are printed at the end alone, or by another rank.
+        anew: makes a session as this one was before its first step; None: it cannot be made.
     """
 
     compiled: Compiled
@@ -150,6 +153,7 @@ class Run:
     validation: Validation | None = None
     logs: Sequence[Log] = ()
     quiet: bool = False
+    anew: Callable[[], Session] | None = None
 
     @property
     def per_epoch(self) -> int:
@@ -181,7 +185,7 @@ class Run:
                 text = f"epoch {epoch_of}  loss {loss:.4f}  {format_seconds(training.seconds[-1])} a step"
                 progress.update(task, advance=1, description=text)
                 if not math.isfinite(loss):
-                    why = _why_diverged(self.arrays, inputs)
+                    why = _why_diverged(self.arrays, inputs) or self._first_not_finite(step) + DIVERGED
                     raise DivergedError(f"the loss is {loss} at step {step}: {why}. {self.saving.state()}")
                 # Ranks stop behind the same step.
                 stopped = max(self.world.gather(caught[0] if caught else 0, f"the end of step {step}"))
@@ -199,6 +203,23 @@ class Run:
                     return training
                 started = time.perf_counter()
         return training
+
+    def _first_not_finite(self, step: int) -> str:
+        """Which tensor was the first that was not finite, of a run of few steps: they are done again, and watched."""
+        from foreplan.runtime.finite import not_finite
+
+        count = step - self.first
+        if self.anew is None or self.world.size > 1 or count > FIRST_STEPS:
+            return ""
+        try:
+            with working("looking for the first tensor that is not finite"):
+                session = self.anew()
+                if session.steps_done != self.first:  # the checkpoint that it began with is written over
+                    return ""
+                found = not_finite(session, islice(self._batches(deque()), count))
+        except (MemoryError, ForeplanError):  # what was found first is told in any case
+            return ""
+        return f"{found}; " if found else ""
 
     def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
         program, accumulate = self.compiled.program, self.micro_batches
@@ -224,14 +245,14 @@ def _listed(measured: Mapping[str, float]) -> str:
 
 
 def _why_diverged(arrays: Arrays, inputs: Mapping[str, np.ndarray]) -> str:
-    """What made a loss infinite or no number, for people: the data where they are not finite, else the training."""
+    """What of the data made a loss infinite or no number, for people; empty: they are finite."""
     import numpy as np
 
     for name, array in inputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             finite = np.isfinite(arrays[name].reshape(len(arrays[name]), -1)).all(1)
             return f"sample {int(np.argmin(finite))} of {name!r} holds nan or inf"
-    return DIVERGED
+    return ""
 
 
 class DivergedError(ForeplanError):

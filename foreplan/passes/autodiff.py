@@ -13,10 +13,10 @@ from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, 
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.pullback import Pullback, depending
 from foreplan.ops.shape import broadcast_to
+from foreplan.passes.idle import idle_notes
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
-from foreplan.units import listed
 
 
 class Consumer(Protocol):
@@ -60,8 +60,9 @@ def differentiate(
     asked = _asked(graph, inputs)
     wanted = depending((*graph.parameters, *asked), graph.nodes)
     if graph.loss not in wanted:
+        remedy = next((f": {note}" for note in graph.notes if "no gradient" in note), "")
         raise ModelError(
-            f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained"
+            f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained{remedy}"
         )
     b = Builder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
@@ -69,9 +70,8 @@ def differentiate(
     consumer = None if consume is None else consume(b, scale, None)
     walk = _Backward(b, graph, consumer, scale)
     walk.run()
-    idle = [value.name for value in graph.parameters if value not in walk.gradients]
-    if idle:
-        b.note(f"the loss does not depend on {listed(idle, 5)}: no gradient, no update")
+    for note in idle_notes(graph):
+        b.note(note)
     gradients = {value.name: walk.of_input(value) for value in asked}
     updates = dict(graph.updates)
     if consumer is not None:

@@ -5,6 +5,7 @@ convolutions, and weights that were tied.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from foreplan.frontend.onnx.contents import Layout, layout_in
 from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.roles import LEARNED, LEFT_OVER, Role
+from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.graph.ir import Kind
 from foreplan.units import listed
 
@@ -22,6 +24,7 @@ _TO_KEEP = (
     "to train with it, export the module in training mode, with torch.onnx.export(…, optimize=False), or with "
     "dynamo=False by training=TrainingMode.TRAINING, do_constant_folding=False"
 )
+_IN_INTEGERS = re.compile("QLinear.*|.*Integer.*|DynamicQuantize.+|MatMulNBits|QAttention|QGemm")
 _MOST = 64  # tables and matrices that are compared
 
 
@@ -33,6 +36,7 @@ def notes_on(graph: onnx.GraphProto, roles: Mapping[str, Role], exporter: Export
         *_folded(graph, trained, exporter),
         *_left_over(held, roles),
         *_guessed(roles),
+        *_integers(graph, held),
         *_changed(graph, held, exporter),
         *_untied(graph, held, trained, exporter.path),
     ]
@@ -78,6 +82,18 @@ def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) 
             "from buffers, name them in freeze="
         )
     return notes
+
+
+def _integers(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto]) -> list[str]:
+    """Weights that ops read as integers."""
+    for node in graph.node:
+        for name in node.input if _IN_INTEGERS.fullmatch(node.op_type) else ():
+            if name in held and math.prod(held[name].dims) > 1 and held[name].data_type not in FLOATS:
+                return [
+                    f"weights such as {name!r} are integers that {node.op_type} reads, and no gradient reaches them; "
+                    "train the model before it is quantised, or in QDQ form"
+                ]
+    return []
 
 
 def _guessed(roles: Mapping[str, Role]) -> list[str]:

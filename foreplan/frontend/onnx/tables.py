@@ -28,6 +28,7 @@ _MAIN = 8  # places beside the highest one over which the spectrum of a wave wit
 _STRAY = 1e-4  # of the energy of such a row may lie elsewhere
 _HOLD, _MOSTLY = 0.7, 0.8  # of a row's numbers, and of the rows, keep the rule: waves end, and others begin
 _STEPS = 0.2  # of the way that a wave goes up and down lies in its shorter steps
+_MANY = 16  # numbers that are whole by no chance, and in no small model that was written by hand
 _SMOOTH = 0.05  # of the range of a curve of many points is the most that it bends from one to the next
 _PAIRS = 2048  # of numbers that are compared
 _DISTINCT = 0.95  # of many numbers in float32, some are equal by chance
@@ -82,8 +83,10 @@ def is_irregular(tensor: onnx.TensorProto, path: Path | None) -> bool:
 
 
 def _is_countable(some: np.ndarray) -> bool:
-    """Whether all are whole or half numbers, and more than the -1, 0 and 1 of a weight in two bits."""
-    return bool(np.abs(some).max() >= 2 and (2 * some == np.round(2 * some)).all() and np.unique(some).size > 2)
+    """Whether all of many are whole or half numbers, and more than the -1, 0 and 1 of a weight in two bits."""
+    return some.size >= _MANY and bool(
+        np.abs(some).max() >= 2 and (2 * some == np.round(2 * some)).all() and np.unique(some).size > 2
+    )
 
 
 def _vector(row: np.ndarray, noise: float) -> str:
