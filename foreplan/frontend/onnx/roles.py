@@ -166,7 +166,9 @@ class _Case:
     @cached_property
     def table(self) -> str:
         """Why its numbers are those of a table; empty: they may be learned."""
-        return "" if self.tensor is None else table_like(self.tensor, self.exporter.path)
+        return (
+            "" if self.tensor is None else table_like(self.tensor, self.exporter.path, self.exporter.tells(self.name))
+        )
 
 
 def _of_its_type(case: _Case) -> Role | None:

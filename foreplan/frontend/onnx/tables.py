@@ -29,13 +29,19 @@ _STRAY = 1e-4  # of the energy of such a row may lie elsewhere
 _HOLD, _MOSTLY = 0.7, 0.8  # of a row's numbers, and of the rows, keep the rule: waves end, and others begin
 _STEPS = 0.2  # of the way that a wave goes up and down lies in its shorter steps
 _MANY = 16  # numbers that are whole by no chance, and in no small model that was written by hand
+_TURNS = 2  # from rising to falling and back; curves that are no waves have fewer
 _SMOOTH = 0.05  # of the range of a curve of many points is the most that it bends from one to the next
 _PAIRS = 2048  # of numbers that are compared
 _DISTINCT = 0.95  # of many numbers in float32, some are equal by chance
 
 
-def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
-    """Why a tensor's numbers are none that training gives, for people; empty: they may well be trained."""
+def table_like(tensor: onnx.TensorProto, path: Path | None, fresh: bool = False) -> str:
+    """Why a tensor's numbers are none that training gives, for people; empty: they may well be trained.
+
+    Args:
+        fresh: whether it may well be a parameter that nobody has trained yet. Some begin with straight lines and smooth
+            curves, as those of state spaces and of RWKV.
+    """
     flat, shape = numbers_of(tensor, path), tuple(tensor.dims)
     if flat is None or flat.size < 4:
         return ""
@@ -50,12 +56,13 @@ def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
     noise = 1 / float(np.abs(some).max()) if whole else _rounding(some)
     if sum(extent != 1 for extent in shape) == 1:
         first = (flat.size - some.size) // 2
-        return _vector(np.asarray(flat[first : first + some.size]).astype(np.float64), noise)
+        return _vector(np.asarray(flat[first : first + some.size]).astype(np.float64), noise, fresh)
     if (some >= 0).all() and _SHORT <= np.count_nonzero(some) < some.size // 2:
         return "mostly zeros and nowhere negative, as filters and adjacencies are"
     if len(shape) == 2 and shape[0] == shape[1] and shape[0] > 3 and _is_symmetric(flat, shape[0]):
         return "symmetric, as no trained weight is"
-    if any(_are_waves(flat, shape, axis, noise) for axis in reversed(range(len(shape)))):
+    fresh = fresh and not (_is_on_circles(flat, shape[-1]) or _begins_at_zero(flat, shape))
+    if any(_are_waves(flat, shape, axis, noise, fresh) for axis in reversed(range(len(shape)))):
         return "filled with sines and cosines"
     if len(shape) > 2 and shape[1] == 1 and _are_mirrored(flat, shape, noise):
         return "each kernel is the mirror image of one, as filters are"
@@ -89,7 +96,7 @@ def _is_countable(some: np.ndarray) -> bool:
     )
 
 
-def _vector(row: np.ndarray, noise: float) -> str:
+def _vector(row: np.ndarray, noise: float, fresh: bool) -> str:
     """Why a vector is none that training gives: places, frequencies, windows."""
     steps, high = np.diff(row), float(np.abs(row).max())
     if np.ptp(row) <= 64 * noise * high:
@@ -107,18 +114,18 @@ def _vector(row: np.ndarray, noise: float) -> str:
     parts = [part for part in (row, row[1:], _trimmed(row)) if part.size > 4 and np.unique(part).size > 2]
     if any(np.allclose(part, part[::-1], rtol=0, atol=near) for part in parts):
         return "symmetric, as windows are"
-    if row.size >= 32 and np.abs(np.diff(steps)).max() <= _SMOOTH * np.ptp(row):
+    if row.size >= 32 and not fresh and np.abs(np.diff(steps)).max() <= _SMOOTH * np.ptp(row):
         return "a smooth curve, as windows and grids are"
-    return "filled with sines and cosines" if row.size >= 2 * _SHORT and _is_wave(row[:_MOST], noise) else ""
+    return "filled with sines and cosines" if row.size >= 2 * _SHORT and _is_wave(row[:_MOST], noise, fresh) else ""
 
 
-def _are_waves(flat: np.ndarray, shape: Shape, axis: int, noise: float) -> bool:
+def _are_waves(flat: np.ndarray, shape: Shape, axis: int, noise: float, fresh: bool) -> bool:
     """Whether the rows along an axis are waves, as those of transforms and of positions are."""
     if shape[axis] < _SHORT:
         return False
     found = []
     for row in _rows(flat, shape, axis):
-        wave = _is_wave(row, noise)
+        wave = _is_wave(row, noise, fresh)
         found += [] if wave is None else [wave]
         if len(found) >= _FIRST and not any(found):
             return False
@@ -139,10 +146,16 @@ def _rows(flat: np.ndarray, shape: Shape, axis: int) -> Iterator[np.ndarray]:
         yield np.asarray(flat[start + within * stride]).astype(np.float64)
 
 
-def _is_wave(row: np.ndarray, noise: float) -> bool | None:
-    """Whether a row is a sine, or one within a window; None: it is too short or too even to tell."""
+def _is_wave(row: np.ndarray, noise: float, fresh: bool = False) -> bool | None:
+    """Whether a row is a sine, or one within a window; None: it is too short or too even to tell.
+
+    A line or a curve passes for a part of a slow sine; where it may be `fresh`, it tells nothing.
+    """
     row = _trimmed(row)
     if row.size < _SHORT or np.ptp(row) <= max(1e-2, 64 * noise) * np.abs(row).max():
+        return None
+    steps = np.sign(np.diff(row))
+    if fresh and np.count_nonzero(np.diff(steps[steps != 0])) < _TURNS:
         return None
     once = row[np.flatnonzero(np.diff(row, prepend=np.nan))]  # a wave along another axis repeats its numbers along this
     if once.size < _SHORT:
@@ -216,3 +229,15 @@ def _is_on_circles(flat: np.ndarray, width: int) -> bool:
         if squares.max() - squares.min() < 1e-3 * squares.max():
             return True
     return False
+
+
+def _begins_at_zero(flat: np.ndarray, shape: Shape) -> bool:
+    """Whether the first rows of a table are sines, cosines, or both, of 0, 1 and 2 times some frequencies."""
+    width = shape[-1]
+    if flat.size < 3 * width or not np.isin(flat[:width].astype(np.float64), (0.0, 1.0)).all():
+        return False
+    first, second, third = (np.asarray(flat[i * width : (i + 1) * width]).astype(np.float64) for i in range(3))
+    cosine = first == 1.0
+    angle = np.where(cosine, np.arccos(np.clip(second, -1, 1)), np.arcsin(np.clip(second, -1, 1)))
+    doubled = np.where(cosine, np.cos(2 * angle), np.sin(2 * angle))
+    return bool(np.abs(np.abs(doubled) - np.abs(third)).max() < 1e-2)

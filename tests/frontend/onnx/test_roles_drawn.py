@@ -241,6 +241,27 @@ def test_what_training_leaves_is_no_table() -> None:
         assert not table_like(tensor, None), seed
 
 
+@pytest.mark.parametrize("name", ["s4.A", "mixer.A_log", "mixer.A_imag", "att.time_decay", "att.time_mix_k"])
+def test_parameters_of_a_module_that_begin_with_curves_are_trained(name: str) -> None:
+    """HiPPO (Gu and others, 2020), S4D and Mamba, RWKV: fresh, they keep a rule as tables do."""
+    n = np.arange(64)
+    begins = {
+        "s4.A": -np.tril(np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), -1) - np.diag(n + 1),
+        "mixer.A_log": np.log(np.tile(n + 1, (64, 1))),
+        "mixer.A_imag": np.pi * np.tile(n, (64, 1)),
+        "att.time_decay": -5 + 8 * (n / 63) ** 1.5,
+        "att.time_mix_k": (n / 64) ** 0.7,
+    }
+    held = [numpy_helper.from_array(begins[name].astype(np.float32), name)]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", name], ["y"])], "g",
+        [helper.make_tensor_value_info("x", 1, (2, 64, 64))], [onnx.ValueInfoProto(name="y")], held,
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto.producer_name = "pytorch"
+    assert [value.name for value in from_onnx(proto).parameters] == [name]
+
+
 def test_numbers_of_formulas_and_numbers_that_were_learned() -> None:
     formulas = [0, 1, 0.5, 6, 1e-5, 3e-4, 2**0.5, 64**-0.5, 120**-0.5, 1 / 6, np.log(10), 10 / np.log(10), np.log(2)]
     formulas += [np.pi, np.pi / 512, 1 / 255, 32768, -1e4, np.log(1 / 0.07), 1 / 0.07, (2 / np.pi) ** 0.5]
