@@ -11,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_outputs.py"), run_name="make_outputs")
-LONG = {"will-it-fit.md"}  # pages whose commands search for seconds
+QUICK = {"your-own-framework.md"}  # a page whose commands take a second; those of others search for many
 
 
 def pages() -> list[Any]:
     found = [page for page in MADE["PAGES"] if MADE["has_commands"](page)]
-    return [pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in LONG else []) for page in found]
+    return [
+        pytest.param(page, id=page.name, marks=[] if page.name in QUICK else [pytest.mark.thorough]) for page in found
+    ]
 
 
 @pytest.mark.parametrize("page", pages())
@@ -79,6 +81,7 @@ def test_numbers_with_a_unit_of_time_alone_depend_on_the_machine(
     assert again(block(command, before)) == block(command, before if stays else now)
 
 
+@pytest.mark.thorough
 def test_a_command_that_compiled_the_planner_runs_again(
     again: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,15 @@ def python_files(part: str = "") -> list[Path]:
     return [file for folder in folders for file in sorted((PACKAGE / folder).glob("**/*.py" if folder else "*.py"))]
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """A file as a tree, for all rules that read it."""
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -117,7 +124,7 @@ def test_no_further_files_import_one_another_in_a_circle() -> None:
     names = {".".join(file.relative_to(PACKAGE).with_suffix("").parts): file for file in python_files()}
     taken = networkx.DiGraph()
     for name, file in names.items():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found = [f"{node.module}.{alias.name}" for alias in node.names]
                 taken.add_edges_from((name, each.removeprefix("foreplan.")) for each in (*found, node.module))
@@ -177,7 +184,7 @@ SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scripts_import_what_there_is(path: Path) -> None:
     """Also what a function imports when it is called, on a machine that no test has."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "foreplan":
             module = importlib.import_module(node.module or "")
             missing = [
@@ -256,7 +263,7 @@ def test_no_leftovers() -> None:
 def test_whatever_skips_a_test_says_why() -> None:
     silent = []
     for file in sorted((ROOT / "tests").glob("**/*.py")):
-        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+        for call in (node for node in ast.walk(parsed(file)) if isinstance(node, ast.Call)):
             name = ast.unparse(call.func)
             said = (name == "pytest.skip" and call.args) or any(each.arg == "reason" for each in call.keywords)
             skips = name in ("pytest.skip", "pytest.importorskip", "pytest.xfail")
@@ -270,7 +277,7 @@ def test_membership_is_not_asked_of_tuples_as_long_as_a_graph() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Compare)
         for how, whom in zip(node.ops, node.comparators)
         if isinstance(how, ast.In | ast.NotIn) and isinstance(whom, ast.Attribute)
@@ -284,7 +291,7 @@ def test_no_generator_outlives_what_it_reads() -> None:
     loops = (ast.GeneratorExp, ast.ListComp, ast.SetComp)
     late = []
     for file in [*python_files(), *sorted((ROOT / "tests").glob("**/*.py"))]:
-        for loop in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, loops)):
+        for loop in (node for node in ast.walk(parsed(file)) if isinstance(node, loops)):
             if isinstance(loop.elt, ast.GeneratorExp):
                 own = {
                     name.id for each in loop.generators for name in ast.walk(each.target) if isinstance(name, ast.Name)
@@ -295,11 +302,13 @@ def test_no_generator_outlives_what_it_reads() -> None:
     assert not late
 
 
-def test_lower_is_a_stage_to_call_whatever_was_imported_before() -> None:
-    for before in ("", "fp.compile", "import foreplan.lower.program", "from foreplan.lower import lower"):
-        code = f"import foreplan as fp\n{before}\nprint(fp.lower(fp.models.mlp(batch=2, width=8, layers=1)))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("<Program")
+@pytest.mark.parametrize(
+    "before", ["", "fp.compile", "import foreplan.lower.program", "from foreplan.lower import lower"]
+)
+def test_lower_is_a_stage_to_call_whatever_was_imported_before(before: str) -> None:
+    code = f"import foreplan as fp\n{before}\nprint(fp.lower(fp.models.mlp(batch=2, width=8, layers=1)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("<Program")
 
 
 def test_the_stage_takes_what_its_function_takes() -> None:

@@ -35,9 +35,7 @@ LOSS, SGD, ADAM = {"loss": fp.losses.cross_entropy}, fp.optim.SGD(0.1), fp.optim
         ({**LOSS, "optimizer": ADAM, "precision": "fp16"}, [PARTS, STATE, OFFLOAD]),
     ],
 )
-@pytest.mark.parametrize(
-    ("target", "remat"), [("numpy", "off"), ("cuda:h100", "off"), *pick((), (("cpu:threads=1", "auto"),), OTHERS)]
-)
+@pytest.mark.parametrize(("target", "remat"), [("numpy", "off"), ("cuda:h100", "off"), *pick((), (), OTHERS)])
 def test_advice_fits_the_mode(options: dict[str, Any], wanted: list[str], target: str, remat: str) -> None:
     with pytest.raises(fp.DoesNotFitError) as found:
         fp.compile(perceptron(8), **options, target=target, budget=64, remat=remat)

@@ -59,7 +59,7 @@ def test_ranks_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if shutil.which("mpiexec") is None:
         pytest.skip("no MPI launcher is installed: pip install 'foreplan[mpi]'")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "cores", lambda: 3)
+    monkeypatch.setattr(module, "cores", lambda: 2)
     found = calibrate_link(MEMORY)
     assert read_entries(record(found).read_text(), "the file", LINKS) == (found,)
     rate, together, hop = found.figures.values()

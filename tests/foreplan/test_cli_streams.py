@@ -14,6 +14,7 @@ import pytest
 
 from tests.cache import kept_files
 from tests.foreplan.shell import MODEL, PROGRAM
+from tests.profile import few
 
 COMMANDS = (["--version"], ["--help"], ["models"], ["devices"], ["estimate", MODEL], ["estimate", MODEL, "--json"])
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -26,7 +27,7 @@ def shell(line: str, *arguments: str | Path, **environment: str) -> subprocess.C
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, errors="replace")
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("arguments", few(COMMANDS, (1, 4)), ids=" ".join)
 def test_a_pipe_that_nobody_reads_ends_it_as_it_ends_others(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -35,13 +36,13 @@ def test_a_pipe_that_nobody_reads_ends_it_as_it_ends_others(arguments: list[str]
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("arguments", few(COMMANDS, (1, 4)), ids=" ".join)
 def test_a_full_disk_is_told(arguments: list[str]) -> None:
     done = shell('"$@" > /dev/full', *arguments)
     assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("arguments", few(COMMANDS, (1, 4)), ids=" ".join)
 def test_closed_streams_lead_nowhere(arguments: list[str]) -> None:
     done = shell('"$@" <&- >&-', *arguments)
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +66,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(number: int) -> None:
     assert done.returncode > 2
 
 
-@pytest.mark.parametrize("arguments", [["models"], ["devices"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", few([["models"], ["devices"]]), ids=" ".join)
 def test_an_encoding_without_the_characters(arguments: list[str]) -> None:
     """What it lacks is escaped; where there is ASCII alone, click writes UTF-8."""
     expected = shell('"$@"', *arguments, PYTHONIOENCODING="utf-8").stdout
@@ -76,14 +77,15 @@ def test_an_encoding_without_the_characters(arguments: list[str]) -> None:
         assert done.stdout == expected.encode(encoding, "backslashreplace")
 
 
-def test_names_that_no_encoding_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environment", few([ASCII, LATIN, {}]), ids=str)
+def test_names_that_no_encoding_has(tmp_path: Path, environment: dict[str, str]) -> None:
     plan = tmp_path / "odd ü \udcff.plan"
-    for environment in ({}, ASCII, LATIN):
-        for arguments in (["plan", MODEL, "-o", plan], ["verify", plan]):
-            done = shell('"$@"', *arguments, **environment)
-            assert (done.returncode, done.stderr) == (0, "")
+    for arguments in (["plan", MODEL, "-o", plan], ["verify", plan]):
+        done = shell('"$@"', *arguments, **environment)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 def test_a_terminal_is_told_which_function_is_compiled(tmp_path: Path) -> None:
     """Here by a process whose cache is empty."""
     terminal, end = pty.openpty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from foreplan.explanation import Explanation
 from foreplan.planner import totals
 from foreplan.views.timeline import Phase
 from tests.foreplan.shell import answer, foreplan
+from tests.profile import pick
 
-MODEL = "unet:batch=4,size=64,width=8"
+SMALL = "mlp:batch=4,width=8,layers=1,inputs=6,classes=3"
 
 
 def build(batch: int = 4) -> fp.Graph:
@@ -28,29 +30,37 @@ def step(**options: Any) -> fp.Compiled:
 
 
 @pytest.fixture(scope="module")
-def told() -> Explanation:
-    return step().explain(build)
+def made() -> fp.Compiled:
+    return step()
+
+
+@pytest.fixture(scope="module")
+def told(made: fp.Compiled) -> Explanation:
+    return made.explain(build)
 
 
 def by_flags(told: Explanation) -> dict[str, Change]:
     return {each.how.partition(" ")[0] if "budget" in each.how else each.how: each for each in told.changes}
 
 
-def test_changes_bring_what_compiling_so_gives(told: Explanation) -> None:
-    found = by_flags(told)
-    expected = {
-        "--workspace 0": step(workspace=0),
-        "--precision bf16": step(precision="bf16"),
-        "--freeze '*' --train out": step(freeze=["*"], train=["out"]),
-        "--batch 2": fp.compile(build(2), fp.losses.cross_entropy, fp.optim.Nesterov(0.1)),
-        "--batch 2 --accumulate 2": fp.compile(build(2), fp.losses.cross_entropy, fp.optim.Nesterov(0.1), accumulate=2),
-    }
-    now = step().estimate()["predicted_seconds"]
-    for how, other in expected.items():
-        assert found[how].arena_bytes == other.arena_bytes, how
-        samples = 2 if how == "--batch 2" else 4
-        ratio = other.estimate()["predicted_seconds"] / samples / (now / 4) - 1
-        assert found[how].seconds_ratio == pytest.approx(ratio)
+CHANGES: dict[str, dict[str, Any]] = {
+    "--workspace 0": {"workspace": 0},
+    "--precision bf16": {"precision": "bf16"},
+    "--freeze '*' --train out": {"freeze": ["*"], "train": ["out"]},
+    "--batch 2": {},
+    "--batch 2 --accumulate 2": {"accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_changes_bring_what_compiling_so_gives(told: Explanation, made: fp.Compiled, how: str) -> None:
+    found, now = by_flags(told)[how], made.estimate()["predicted_seconds"]
+    graph = build(2 if "--batch 2" in how else 4)
+    other = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.1), **CHANGES[how])
+    assert found.arena_bytes == other.arena_bytes
+    samples = 2 if how == "--batch 2" else 4
+    ratio = other.estimate()["predicted_seconds"] / samples / (now / 4) - 1
+    assert found.seconds_ratio == pytest.approx(ratio)
 
 
 def test_recomputation_keeps_within_its_share_and_the_budget_gives_it(told: Explanation) -> None:
@@ -61,6 +71,8 @@ def test_recomputation_keeps_within_its_share_and_the_budget_gives_it(told: Expl
         share = float(each.name.split("+")[1].split("%")[0]) / 100
         assert each.arena_bytes is not None and each.arena_bytes < least
         least = each.arena_bytes
+        if each not in shares[-pick(1, 1, 9) :]:
+            continue
         other = step(budget=each.how.split()[1])
         extra = totals(other.program, [[run.action for run in other.plan.steps]])[0].extra_seconds_ratio
         assert other.arena_bytes <= float(each.how.split()[1].removesuffix("MiB")) * (1 << 20)
@@ -118,8 +130,8 @@ def test_inference_has_no_backward_to_wait_for() -> None:
     assert not any("backward" in text for each in told.held for text in (each.since, each.waits, *told.words))
 
 
-def test_a_plan_file_has_no_model_to_change(tmp_path: Path, told: Explanation) -> None:
-    step().save(path := tmp_path / "step.plan")
+def test_a_plan_file_has_no_model_to_change(tmp_path: Path, told: Explanation, made: fp.Compiled) -> None:
+    made.save(path := tmp_path / "step.plan")
     loaded = fp.load_plan(path).explain()
     assert all(each.how.startswith("--budget") for each in loaded.changes) and loaded.changes
     assert loaded.held == told.held and loaded.words == told.words
@@ -140,9 +152,10 @@ def test_an_empty_step() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    found = answer("explain", MODEL)
-    made = step().explain(build)
-    assert found["arena_bytes"] == made.memory.arena and found["words"] == list(made.words)
-    assert {each["how"] for each in found["changes"]} == {each.how for each in made.changes}
+    found = answer("explain", SMALL)
+    small = partial(fp.models.mlp, width=8, layers=1, inputs=6, classes=3)
+    told = fp.compile(small(4), fp.losses.cross_entropy, fp.optim.Nesterov(0.1)).explain(small)
+    assert found["arena_bytes"] == told.memory.arena and found["words"] == list(told.words)
+    assert {each["how"] for each in found["changes"]} == {each.how for each in told.changes}
     assert json.loads(json.dumps(found)) == found
-    assert foreplan("explain", MODEL).stdout == str(made)
+    assert foreplan("explain", SMALL).stdout == str(told)

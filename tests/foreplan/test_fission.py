@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from foreplan.compiled import Compiled
 from foreplan.options import Options
 from tests.foreplan.chains import chain
 from tests.foreplan.shell import answer, foreplan
+from tests.profile import few, values
 
 CHAIN = "conv_chain:size=64"
 GPT = "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=2,vocabulary=64"
@@ -26,7 +29,7 @@ def outputs(step: Compiled, seed: int = 0) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 @pytest.mark.parametrize(
-    ("model", "share"), [(CHAIN, 0.6), ("resnet18:batch=32,size=96", 0.8), ("vgg16:batch=4,size=64", 0.7)]
+    ("model", "share"), few([(CHAIN, 0.6), ("resnet18:batch=32,size=96", 0.8), ("vgg16:batch=4,size=64", 0.7)])
 )
 def test_inference_within_a_budget(model: str, share: float, target: str) -> None:
     graph = fp.models.build(model)
@@ -45,7 +48,7 @@ def test_inference_within_a_budget(model: str, share: float, target: str) -> Non
 # MiB of plans of whole tensors: 1,540, 1,315, 318 and 281.
 @pytest.mark.parametrize(
     ("model", "mebibytes"),
-    [("conv_chain", 560), ("vgg16:batch=32", 700), ("resnet50:batch=32", 220), ("unet:batch=4,size=256", 200)],
+    few([("conv_chain", 560), ("vgg16:batch=32", 700), ("resnet50:batch=32", 220), ("unet:batch=4,size=256", 200)]),
 )
 def test_budgets_that_whole_tensors_do_not_meet(model: str, mebibytes: int) -> None:
     assert fp.compile(fp.models.build(model), budget=f"{mebibytes}MiB").arena_bytes <= mebibytes << 20
@@ -64,20 +67,22 @@ def test_what_no_way_meets_is_refused_with_the_least() -> None:
     assert told.value.capacity == 2 << 20 < told.value.needed < whole.arena_bytes
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
+SPLITS = [
+    (GPT, "h.*.mlp=4"),
+    (GPT, "h.0=2 h.1.attn=2"),
+    ("conv_chain:size=16", "conv1..conv2=8"),
+    ("conv_chain:size=16,batch=2", "conv1..conv4=2 conv6..conv8=3"),
+    ("resnet18:batch=4,size=64", "conv1..max_pool=4"),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "split"),
-    [
-        (GPT, {"h.*.mlp": 4}),
-        (GPT, {"h.0": 2, "h.1.attn": 2}),
-        ("conv_chain:size=16", {"conv1..conv2": 8}),
-        ("conv_chain:size=16,batch=2", {"conv1..conv4": 2, "conv6..conv8": 3}),
-        ("resnet18:batch=4,size=64", {"conv1..max_pool": 4}),
-    ],
+    ("chosen", "target"), values(SPLITS[:4], ["numpy", "cpu"]) + few(product(SPLITS[4:], ["cpu", "numpy"]), ())
 )
-def test_a_split_step_trains_as_the_whole(model: str, split: dict[str, int], target: str) -> None:
+def test_a_split_step_trains_as_the_whole(chosen: tuple[str, str], target: str) -> None:
+    model, split = chosen[0], chosen[1].split()
     graph, loss = fp.models.build(model), fp.models.default_loss(model)
-    steps = [fp.compile(graph, loss, fp.optim.SGD(0.05), target=target, split=s, fission="off") for s in ({}, split)]
+    steps = [fp.compile(graph, loss, fp.optim.SGD(0.05), target=target, split=s, fission="off") for s in ([], split)]
     assert steps[0].graph is not None
     rng = np.random.default_rng(0)
     given = {
@@ -141,13 +146,15 @@ def test_commands_split() -> None:
 # MiB, and percent of predicted time; of whole tensors 1,534, 2,638 and 2,706, and no less than 1,160 of the last two.
 @pytest.mark.parametrize(
     ("activation", "mebibytes", "percent"),
-    [
-        ("ReLU", 1050, 2),
-        ("ReLU", 560, 4),
-        ("GELU", 1160, 3),
-        ("GELU", 1050, 3.5),
-        ("batch norm and ReLU", 1160, 3),
-    ],
+    few(
+        [
+            ("ReLU", 1050, 2),
+            ("ReLU", 560, 4),
+            ("GELU", 1160, 3),
+            ("GELU", 1050, 3.5),
+            ("batch norm and ReLU", 1160, 3),
+        ]
+    ),
 )
 def test_chains_with_activations(activation: str, mebibytes: int, percent: int) -> None:
     step = fp.compile(chain(activation, 1024), fp.losses.mse, fp.optim.Nesterov(0.1), budget=f"{mebibytes}MiB")
@@ -181,6 +188,7 @@ def test_what_recomputes_little_stays_whole() -> None:
 
 
 SEQUENCES = "gpt2_small:batch=4,seq=64,layers=4,width=64,heads=2,vocabulary=512,dropout=0.1"
+FEWER = SEQUENCES.replace("layers=4", "layers=2")
 
 
 def losses(step: Compiled) -> list[float]:
@@ -196,20 +204,22 @@ def losses(step: Compiled) -> list[float]:
     return [float(session.step(given).loss) for _ in range(3)]
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
+LAST = [
+    (FEWER, "h.1..loss=4"),
+    ("conv_chain:size=40", "conv1..loss=3"),
+    (SEQUENCES, "wte..loss=3"),
+    ("resnet18:batch=4,size=64", "conv1..loss=2"),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "split"),
-    [
-        (SEQUENCES, {"h.2..loss": 4}),
-        (SEQUENCES, {"wte..loss": 3}),
-        ("resnet18:batch=4,size=64", {"conv1..loss": 2}),
-        ("conv_chain:size=40", {"conv1..loss": 3}),
-    ],
+    ("chosen", "target"), values(LAST[:2], ["numpy", "cpu"]) + few(product(LAST[2:], ["numpy", "cpu"]), ())
 )
-def test_layers_up_to_the_loss_train_in_parts(model: str, split: dict[str, int], target: str) -> None:
+def test_layers_up_to_the_loss_train_in_parts(chosen: tuple[str, str], target: str) -> None:
     """The same masks, the same losses. Of a residual net only what follows its last batch norm; bands of an image."""
+    model, split = chosen[0], [chosen[1]]
     arguments = fp.models.build(model), fp.models.default_loss(model), fp.optim.Adam(0.001)
-    whole, parts = (fp.compile(*arguments, target=target, split=s, fission="off") for s in ({}, split))
+    whole, parts = (fp.compile(*arguments, target=target, split=s, fission="off") for s in ([], split))
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
     assert any("to the loss, and back, run in" in note for note in parts.program.notes)
 
@@ -226,7 +236,7 @@ def test_a_budget_chooses_parts_of_the_batch_where_recomputation_takes_longer() 
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize("target", few(["cpu", "numpy"]))
 def test_a_budget_chooses_bands_of_an_image(target: str) -> None:
     """Two fifths of the least that whole tensors allow."""
     arguments = chain("GELU", 256), fp.losses.mse, fp.optim.Nesterov(0.1)
@@ -240,6 +250,7 @@ def test_a_budget_chooses_bands_of_an_image(target: str) -> None:
         np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_smaller_budgets_never_give_larger_or_faster_plans() -> None:
     graph, arguments = fp.models.build(SEQUENCES), (fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
     whole = fp.compile(graph, *arguments, remat="off").arena_bytes
@@ -253,7 +264,7 @@ def test_smaller_budgets_never_give_larger_or_faster_plans() -> None:
 
 
 # MiB, and percent of predicted time over the step that recomputes nothing; recomputation alone takes 9 % and more.
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.whole_search
 @pytest.mark.parametrize(
     ("model", "mebibytes"), [("gpt2_small", 1906), ("bert_base", 1795), ("vit_b16", 2053), ("convnext_tiny", 1612)]

@@ -20,6 +20,7 @@ from tests.foreplan.shell import answer, foreplan
 from tests.profile import pick
 
 MODEL = "mlp:batch=64,width=32,layers=4,inputs=16,classes=5"
+SMALL = "mlp:batch=16,width=16,layers=2,inputs=8,classes=3"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 1000])
@@ -79,7 +80,7 @@ def test_needs_that_do_not_grow_steadily_give_an_edge() -> None:
 
 def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
     graph = fp.models.build(pick(MODEL, MODEL, "conv_chain:batch=2"))
-    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.SGD(0.1), remat="off")
+    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.SGD(0.1), remat="off", fission="off")
     points = pareto(step)
     assert points[0].arena_bytes == step.plan.arena_bytes
     assert points[0].extra_flops_ratio == points[0].extra_seconds_ratio == 0
@@ -94,18 +95,21 @@ def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
 
 
 def test_pareto_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = answer("pareto", MODEL)["points"]
+    found = answer("pareto", SMALL)["points"]
     keys = {"budget_bytes", "peak_bytes", "arena_bytes", "extra_flops_ratio", "extra_seconds_ratio"}
     assert keys <= set(found[0])
     assert all(point["host_bytes"] == 0 for point in found)
-    estimated = answer("estimate", MODEL, "--remat", "off")
+    estimated = answer("estimate", SMALL, "--remat", "off")
     assert found[0]["arena_bytes"] == estimated["arena_bytes"]
+    estimated = answer("estimate", SMALL, "--budget", found[-1]["budget_bytes"])
+    assert estimated["arena_bytes"] <= found[-1]["arena_bytes"] < found[0]["arena_bytes"]
     monkeypatch.setattr("foreplan.pareto.pareto", lambda *_: [Point(**point) for point in found])
-    lines = foreplan("pareto", MODEL).stdout.splitlines()
+    lines = foreplan("pareto", SMALL).stdout.splitlines()
     assert len(lines) == len(found) + 1 and lines[1].count("█") == 40
-    foreplan("pareto", MODEL, "--budget", "1GiB", code=2)
+    foreplan("pareto", SMALL, "--budget", "1GiB", code=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.whole_search  # as the commands do
 @pytest.mark.parametrize("step", [(MODEL,), ("conv_chain:size=32", "--infer"), ("conv_chain:batch=2,size=16",)])
 def test_a_point_of_the_curve_is_what_its_budget_gives(step: tuple[str, ...]) -> None:
