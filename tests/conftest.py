@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis.internal.conjecture import providers
+from threadpoolctl import threadpool_limits
 
 from foreplan import kept_plans
 from foreplan.lower import targets
 from foreplan.planner.effort import USUAL
 from tests import processor_time
-from tests.profile import PROFILE, SHORT, Profile, searching_by
+from tests.profile import PROFILE, SHORT, Profile, pick, searching_by
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the processor time of each test. And Hypothesis takes constants from whatever modules a process has loaded,
+    """Watch the processor time of each test, in which no thread waits for another by turning: on a busy machine that
+    took sixty times as long. And Hypothesis takes constants from whatever modules a process has loaded,
     so that a test's draws depend on which tests ran before it; here they depend on its seed alone.
     """
+    for name, value in (("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
+        os.environ.setdefault(name, value)
     config.pluginmanager.register(processor_time.plugin())
     processor_time.leave_compilation_out()
     if hasattr(providers, "_get_local_constants"):
@@ -58,6 +63,19 @@ def plans_are_the_same_on_every_machine() -> Iterator[None]:
     """What names no target is for numpy, whose plans depend on no processor; other processes have the usual default."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "resolved", lambda target: "numpy" if target == targets.AUTO else target)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_on_every_machine() -> Iterator[None]:
+    """A target that names no number of threads has one, or two where all is tested; NumPy's products have one."""
+    from foreplan.runtime.cpu import engine, target
+    from foreplan.runtime.numpy import engine as numpy_engine
+
+    with pytest.MonkeyPatch.context() as patch, threadpool_limits(1):
+        patch.setattr(target, "cores", lambda: pick(1, 1, 2))
+        for module in (engine, numpy_engine):
+            patch.setattr(module, "limit_threads", lambda count: None)
         yield
 
 

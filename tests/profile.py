@@ -35,7 +35,7 @@ PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
 
 # How long the planner searches in tests that are not marked `whole_search`.
 SHORT = Effort(
-    order=OrderEffort(search_work=20_000, window_work=4_000, move_work=60_000),
+    order=OrderEffort(search_work=200_000, window_work=40_000, move_work=600_000),
     recompute=RecomputeEffort(
         descent_work=200_000,
         short_work=100_000,
