@@ -183,6 +183,7 @@ def test_with_recomputation_and_copies(options: dict[str, Any]) -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.whole_search
 @pytest.mark.parametrize(
     ("target", "float32", "bf16", "less"),
     [("numpy", 33_746_688, 32_728_832, 65_536), ("cuda:h100", 35_062_784, 33_272_832, 137_984)],
