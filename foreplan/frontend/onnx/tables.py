@@ -46,7 +46,7 @@ def table_like(tensor: onnx.TensorProto, path: Path | None, fresh: bool = False)
     if flat is None or flat.size < 4:
         return ""
     some = sample(flat)
-    if np.isneginf(some).any() or (some.min() <= _FORBIDS and np.isin(some, (0.0, some.min())).all()):
+    if _forbids(some):
         return "filled as masks are"
     if (some == some[0]).all() or not np.isfinite(some).all():
         return ""
@@ -67,6 +67,14 @@ def table_like(tensor: onnx.TensorProto, path: Path | None, fresh: bool = False)
     if len(shape) > 2 and shape[1] == 1 and _are_mirrored(flat, shape, noise):
         return "each kernel is the mirror image of one, as filters are"
     return ""
+
+
+def _forbids(some: np.ndarray) -> bool:
+    """Whether numbers are those of a mask. Of a learned bias with a row of -inf for padding, hardly two are equal."""
+    if np.isneginf(some).any():
+        others = some[~np.isneginf(some)]
+        return np.unique(others).size <= _DISTINCT * others.size
+    return bool(some.min() <= _FORBIDS and np.isin(some, (0.0, some.min())).all())
 
 
 def _rounding(some: np.ndarray) -> float:

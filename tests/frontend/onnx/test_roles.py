@@ -100,6 +100,16 @@ def test_tables_and_masks_that_modules_have_are_not_trained(name: str, numbers: 
     assert kinds_of(nodes, {name: numbers}, shape, train=[name]) == {name: P}
 
 
+def test_a_learned_bias_with_a_row_of_padding_is_no_mask() -> None:
+    """Such as of the distances of atoms, for each head (Ying and others, 2021)."""
+    bias, slopes = random(13, 16), -np.abs(np.arange(13)[:, None] - np.arange(16)) * np.float32(0.25)
+    for numbers, kind in ((bias, P), (slopes, C)):
+        numbers[0] = -np.inf
+        assert kinds_of([node("Add", "x m.far.weight", "y")], {"m.far.weight": numbers}, (2, 13, 16)) == {
+            "m.far.weight": kind
+        }
+
+
 def test_a_symmetric_matrix_is_a_table() -> None:
     full = random(8, 8)
     for numbers, kind in ((full, P), (full + full.T, C), (np.eye(8, dtype=np.float32), C)):
