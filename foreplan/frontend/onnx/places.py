@@ -31,6 +31,8 @@ _SCALES: dict[str, Sequence[int]] = {
     "QAttention": (3, 4),
     "QGemm": (1, 4, 7),
 }
+# What gives scales of data, or products of integers: a factor of these is a scale too.
+_INTEGERS = {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"}
 # Op → inputs that hold the state before the first step.
 _STATES: dict[str, Sequence[int]] = {
     "RNN": (5,),
@@ -64,6 +66,11 @@ class Near:
             name = node.input[0] if node.input else ""
         return None
 
+    def makers_beside(self, node: onnx.NodeProto, slot: int) -> list[onnx.NodeProto]:
+        """The nodes that made the other inputs of a node."""
+        others = (self.maker(name) for i, name in enumerate(node.input) if i != slot)
+        return [made for made in others if made is not None]
+
     def goes_to(self, names: Sequence[str], places: Set[tuple[str, int]]) -> bool:
         """Whether one of the places reads one of the tensors, merely rearranged on the way."""
         return any((node.op_type, slot) in places for node, slot in self._ahead(names, _FEW))
@@ -86,6 +93,8 @@ def proof(node: onnx.NodeProto, slot: int, number: float | None, single: bool, n
     op = node.op_type
     if slot in _SCALES.get(op, ()) or op.startswith("QLinear"):
         return "a scale of quantisation"
+    if op == "Mul" and any(made.op_type in _INTEGERS for made in near.makers_beside(node, slot)):
+        return "a scale of quantisation"
     if number is None:
         return ""
     if slot in _STATES.get(op, ()) and number == 0:
@@ -101,7 +110,7 @@ def proof(node: onnx.NodeProto, slot: int, number: float | None, single: bool, n
 
 def _in_formula(node: onnx.NodeProto, slot: int, number: float, single: bool, near: Near) -> str:
     """The same for sums and products: numbers that formulas have, beside ops that they have."""
-    op, others = node.op_type, [name for i, name in enumerate(node.input) if i != slot]
+    op = node.op_type
     small = 0 < abs(number) <= _SMALL
     near_zero = op in ("Add", "Sub", "Sum") and (small or (single and number and is_round(number)))
     if near_zero and near.goes_to(node.output, _SINGULAR):
@@ -110,7 +119,7 @@ def _in_formula(node: onnx.NodeProto, slot: int, number: float, single: bool, ne
         return "part of GELU"
     if not single:
         return ""
-    made = {node.op_type for node in map(near.maker, others) if node is not None}
+    made = {each.op_type for each in near.makers_beside(node, slot)}
     if op == "Mul" and any(math.isclose(abs(number), each, rel_tol=1e-6) for each in _ACTIVATIONS):
         return "part of an activation function"
     if op == "Add" and number == 1 and made & {"Erf", "Tanh", "Exp", "Sigmoid"}:

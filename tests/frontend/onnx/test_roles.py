@@ -110,6 +110,24 @@ def test_a_learned_bias_with_a_row_of_padding_is_no_mask() -> None:
         }
 
 
+@pytest.mark.parametrize("scale", [np.float32(0.0187), random(1), random(5)])
+@pytest.mark.parametrize("between", ["scales", "products"])
+def test_a_scale_of_a_matrix_of_integers_is_not_trained(scale: np.ndarray, between: str) -> None:
+    """As ONNX Runtime writes dynamic quantisation, and with one scale after the other."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("MatMulInteger", "q fc.weight_quantized z", "i"),
+        node("Cast", "i", "f", to=1),
+        node("Mul", "s fc.weight_scale" if between == "scales" else "f fc.weight_scale", "t"),
+        node("Mul", "f t" if between == "scales" else "t s", "u"),
+        node("Add", "u fc.bias", "y"),
+    ]
+    integers = (50 * random(8, 5)).astype(np.int8)
+    constants = {"fc.weight_quantized": integers, "fc.weight_scale": scale, "fc.bias": random(5)}
+    found = kinds_of(nodes, constants)
+    assert (found.get("fc.weight_scale", C), found["fc.bias"]) == (C, P)  # one number is no tensor of the graph
+
+
 def test_a_symmetric_matrix_is_a_table() -> None:
     full = random(8, 8)
     for numbers, kind in ((full, P), (full + full.T, C), (np.eye(8, dtype=np.float32), C)):
