@@ -345,14 +345,7 @@ class Importer:
                 f"to more than {self.most_written}; export the model with fewer steps or calls"
             )
 
-    def _expand(
-        self,
-        n: OnnxNode,
-        given: Sequence[Given],
-        body: onnx.FunctionProto,
-        scope: Scope,
-        name: str,
-    ) -> None:
+    def _expand(self, n: OnnxNode, given: Sequence[Given], body: onnx.FunctionProto, scope: Scope, name: str) -> None:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
             raise n.unsupported(
@@ -366,7 +359,7 @@ class Importer:
             inner.tensors[formal] = given[i] if i < len(given) else None
         for formal, actual in zip(body.output, n.output_names):
             inner.names[formal] = actual
-        self.nodes([node for node in body.node if not _is_unused(node)], inner)
+        self.nodes([node for node in body.node if any(node.output)], inner)
         for formal, actual in zip(body.output, n.proto.output):
             if actual:
                 scope.tensors[actual] = self._find(formal, inner, n.where)
@@ -413,11 +406,9 @@ class Importer:
         main = next((node for node in reversed(made) if any(value in wanted for value in node.outputs)), None)
         for node in made:
             inner = node in self._named
-            own = (
-                node.name
-                if inner
-                else self._taken_nodes.claim(node_name if node is main else f"{node_name}/{node.op.name}")
-            )
+            own = node.name
+            if not inner:
+                own = self._taken_nodes.claim(node_name if node is main else f"{node_name}/{node.op.name}")
             outputs = []
             for i, value in enumerate(node.outputs):
                 name = wanted.get(value)
@@ -448,7 +439,3 @@ class Importer:
             name = graph.sparse_initializer[0].values.name
             raise UnsupportedError(f"{self.model.label}: initializer {name!r} is sparse; export it as a dense tensor")
         return {tensor.name: tensor for tensor in graph.initializer}
-
-
-def _is_unused(node: onnx.NodeProto) -> bool:
-    return not any(node.output)
