@@ -202,8 +202,8 @@ def test_work_of_training_is_in_proportion(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_work_and_memory_stay_in_proportion(name: str, target: str, trains: bool, memory: bool) -> None:
     _measured(MODELS[name], 2, target, trains, memory)
-    of = {n: _measured(MODELS[name], n, target, trains, memory) for n in (10, 20, 40, 80)}
-    for n in (10, 20, 40):
+    of = {n: _measured(MODELS[name], n, target, trains, memory) for n in (12, 24, 48, 96)}
+    for n in (12, 24, 48):
         _hold(of[n], of[2 * n])
 
 
