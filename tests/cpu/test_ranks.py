@@ -20,7 +20,7 @@ nn = fp.nn
 def pointnet(x: Any) -> Any:
     """Points [N, 3, points]: what is done to each alike, the largest over all, classes (Qi et al. 2017)."""
     for features in (16, 16, 48):
-        x = nn.relu(nn.batch_norm(nn.conv(x, features, kernel=1)))
+        x = nn.silu(nn.batch_norm(nn.conv(x, features, kernel=1)))  # smooth: a ReLU turns at a rounding
     return nn.linear(x.max(axis=2), 5)
 
 
@@ -34,7 +34,7 @@ def wavenet(x: Any) -> Any:
         gated = nn.tanh(seen[:, :8]) * nn.sigmoid(seen[:, 8:])
         skipped = skipped + nn.conv(gated, 12, kernel=1)
         x = x + nn.conv(gated, 8, kernel=1)
-    return nn.conv(nn.relu(skipped), 4, kernel=1)
+    return nn.conv(nn.silu(skipped), 4, kernel=1)
 
 
 def diffusion_unet(x: Any) -> Any:

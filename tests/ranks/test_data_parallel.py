@@ -13,7 +13,7 @@ from foreplan.graph import Graph
 from foreplan.passes.ranks import setting
 from tests.profile import pairs, values
 from tests.ranks.threads import Thread, run
-from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
+from tests.ranks.training import EPSILON, assert_close, assert_same, batches_for, own_part, trained
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 
@@ -32,17 +32,17 @@ MODELS = {"mlp": mlp, "gpt": gpt}
 OPTIMIZERS: dict[str, Any] = {
     "sgd": optim.SGD(0.1),
     "momentum": optim.Momentum(0.1, weight_decay=0.01, decay="matrices"),
-    "clipped": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
-    "groups": optim.AdamW(0.01, groups=[optim.Group("*0*", rate=3.0)]),
-    "averages": optim.Adam(optim.cosine(0.01, steps=10), ema=0.9),
+    "clipped": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
+    "groups": optim.AdamW(0.01, epsilon=EPSILON, groups=[optim.Group("*0*", rate=3.0)]),
+    "averages": optim.Adam(optim.cosine(0.01, steps=10), epsilon=EPSILON, ema=0.9),
     "lion": optim.Lion(0.001, clip_value=0.01),
 }
 
 
 @pytest.mark.parametrize(("name", "ranks", "shard", "target"), pairs(MODELS, [2, 3, 4], SHARDS, ["numpy", "cpu"]))
 def test_ranks_train_as_one_process(name: str, ranks: int, shard: str, target: str) -> None:
-    (alone,) = trained(MODELS[name], optim.AdamW(0.01), 1, 12, target=target)
-    found = trained(MODELS[name], optim.AdamW(0.01), ranks, 12, target=target, shard=shard)
+    (alone,) = trained(MODELS[name], optim.AdamW(0.01, epsilon=EPSILON), 1, 12, target=target)
+    found = trained(MODELS[name], optim.AdamW(0.01, epsilon=EPSILON), ranks, 12, target=target, shard=shard)
     assert_close(found[0], alone)
     for each in found[1:]:
         assert_same(each, found[0])
@@ -135,10 +135,10 @@ def test_frozen_parts_and_adapters(shard: str) -> None:
     def adapted(batch: int) -> Graph:
         return fp.lora(gpt(batch), rank=2)
 
-    (alone,) = trained(adapted, optim.AdamW(0.01), 1, 8)
-    assert_close(trained(adapted, optim.AdamW(0.01), 2, 8, shard=shard)[0], alone)
-    (alone,) = trained(mlp, optim.AdamW(0.01), 1, 8, freeze=["hidden0"])
-    assert_close(trained(mlp, optim.AdamW(0.01), 2, 8, shard=shard, freeze=["hidden0"])[0], alone)
+    (alone,) = trained(adapted, optim.AdamW(0.01, epsilon=EPSILON), 1, 8)
+    assert_close(trained(adapted, optim.AdamW(0.01, epsilon=EPSILON), 2, 8, shard=shard)[0], alone)
+    (alone,) = trained(mlp, optim.AdamW(0.01, epsilon=EPSILON), 1, 8, freeze=["hidden0"])
+    assert_close(trained(mlp, optim.AdamW(0.01, epsilon=EPSILON), 2, 8, shard=shard, freeze=["hidden0"])[0], alone)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -153,7 +153,7 @@ def test_weights_that_no_gradient_reaches(shard: str, monkeypatch: pytest.Monkey
 
         return fp.trace(model, fp.spec((batch, 6)))
 
-    optimizer = optim.AdamW(0.01, weight_decay=0.1)
+    optimizer = optim.AdamW(0.01, epsilon=EPSILON, weight_decay=0.1)
     (alone,) = trained(stopped, optimizer, 1, 8)
     found = trained(stopped, optimizer, 2, 8, shard=shard)
     for name, value in alone.stored.items():

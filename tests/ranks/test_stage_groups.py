@@ -28,7 +28,7 @@ from tests.ranks.stages import (
 from tests.ranks.test_batch_norm import network
 from tests.ranks.test_tensor_drawn import Draw
 from tests.ranks.threads import Thread, run
-from tests.ranks.training import Batch, Trained, assert_same
+from tests.ranks.training import EPSILON, Batch, Trained, assert_same
 
 GPT = "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60"
 LLAMA = "llama:layers=2,width=32,heads=4,kv_heads=2,features=48,seq=8,vocabulary=60,tied=False"
@@ -131,7 +131,7 @@ def test_drawn_networks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "norm of all": {"optimizer": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
+    "norm of all": {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
     "groups": {"optimizer": optim.SGD(0.1, groups=[optim.Group("wte*", rate=3.0), optim.Group("*ln_f*", rate=0.5)])},
     "averages": {"optimizer": optim.SGD(optim.cosine(0.1, steps=10), ema=0.9)},
     "cpu": {"optimizer": optim.SGD(0.1), "target": "cpu:threads=1"},
@@ -197,7 +197,7 @@ def test_what_each_rank_holds(shard: str) -> None:
 
 def test_poisoned_memory() -> None:
     """What is sent, gathered and summed stays while it moves: dead bytes hold NaN."""
-    build, options = model(GPT), {"optimizer": optim.AdamW(0.01, clip_norm=0.1)}
+    build, options = model(GPT), {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1)}
     alone, batches = trained_alone(build(2), 4, steps=2, **options)
     compiled = compiled_stages(build(1), 2, 4, ranks=8, tensor=2, shard="parameters", **options)
     assert_as_alone(trained_in_groups(compiled, batches, 4, 2, poison=True), alone, 1e-4)

@@ -28,6 +28,7 @@ from tests.ranks.stages import (
 )
 from tests.ranks.test_batch_norm import network
 from tests.ranks.threads import Thread, run
+from tests.ranks.training import EPSILON
 
 GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
 LLAMA = "llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"
@@ -72,7 +73,7 @@ def test_running_statistics_go_from_one_micro_batch_to_the_next(stages: int) -> 
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "norm of all": {"optimizer": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
+    "norm of all": {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1, weight_decay=0.1, decay="matrices")},
     "groups": {"optimizer": optim.SGD(0.1, groups=[optim.Group("wte*", rate=3.0), optim.Group("*ln_f*", rate=0.5)])},
     "averages": {"optimizer": optim.SGD(optim.cosine(0.1, steps=10), ema=0.9)},
     "cpu": {"optimizer": optim.SGD(0.1), "target": "cpu:threads=1"},
@@ -109,7 +110,7 @@ def test_an_overflow_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_poisoned_memory_and_recomputation() -> None:
     """What is sent and what arrives stays while it moves: dead bytes hold NaN. The first stage recomputes."""
     graph = fp.models.build("gpt2_small:layers=2,width=64,heads=2,seq=32,vocabulary=61,batch=2")
-    options: dict[str, Any] = {"optimizer": optim.AdamW(0.01, clip_norm=0.1)}
+    options: dict[str, Any] = {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1)}
     alone, batches = trained_alone(graph, 4, steps=2, **options)
     wide = compiled_stages(graph, 2, 4, **options)
     tight = compiled_stages(graph, 2, 4, **options, budget=int(0.93 * max(each.arena_bytes for each in wide)))

@@ -26,7 +26,7 @@ from foreplan.runtime.session import Session
 from tests.profile import few, values
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
-from tests.ranks.training import assert_close, assert_same, batches_for, own_part, trained
+from tests.ranks.training import EPSILON, assert_close, assert_same, batches_for, own_part, trained
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 TEXTS = {
@@ -59,8 +59,8 @@ def test_groups_train_as_one_process(name: str, groups: tuple[int, int], shard: 
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "clipped": optim.AdamW(0.01, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
-    "averages": optim.Adam(optim.cosine(0.01, steps=10), ema=0.9),
+    "clipped": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
+    "averages": optim.Adam(optim.cosine(0.01, steps=10), epsilon=EPSILON, ema=0.9),
     "momentum": optim.Momentum(0.1),
 }
 

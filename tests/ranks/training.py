@@ -14,6 +14,10 @@ from tests.ranks.threads import Thread, run
 
 Batch = dict[str, np.ndarray]
 
+# Of optimizers that divide by the sizes of gradients. Gradients that are roundings alone, such as those of the biases
+# of keys, move nothing then; with the usual 1e-8 they move a weight nearly as other gradients do.
+EPSILON = 1e-4
+
 
 @dataclass
 class Trained:
