@@ -155,8 +155,7 @@ def _check_magnitude(name: str, array: np.ndarray, dtype: DType) -> None:
         held = -largest <= float(array.min()) and float(array.max()) <= largest
     if held:
         return
-    with np.errstate(all="ignore"):  # of what is left, some may be infinite, no number, or round to the largest
-        lost = np.isfinite(array) & np.isinf(array.astype(dtype.numpy))
+    lost = dtype.overflows(array)  # the others may be infinite, no number, or round to the largest
     if lost.any():
         index = np.unravel_index(int(np.argmax(lost)), array.shape)
         at = f" at {[int(i) for i in index]}" if index else ""

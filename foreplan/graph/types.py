@@ -66,6 +66,11 @@ class DType:
 
         return float(ml_dtypes.finfo(self.numpy).max)
 
+    def overflows(self, array: np.ndarray) -> np.ndarray:
+        """Where finite numbers of an array would become infinite in a float type."""
+        with np.errstate(all="ignore"):
+            return np.isfinite(array) & np.isinf(array.astype(self.numpy))
+
     def holds(self, number: float) -> bool:
         """Whether a number is one of this type's; floats take any, rounded."""
         if self.is_float:

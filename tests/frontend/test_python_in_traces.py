@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,3 +54,36 @@ def test_numbers_drawn_while_tracing_are_said_to_be_constants(draw: Callable[[],
     assert len(notes) == 1 and "the same in every step" in notes[0] and "nn.dropout" in notes[0]
     fixed = np.random.default_rng(0).standard_normal(4)
     assert not fp.trace(lambda x: fp.nn.dropout(x * fixed), fp.spec((4,))).notes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("fn", "number"),
+    [
+        (lambda x: x + 1e300, "1e+300"),
+        (lambda x: np.where(x > 0, x, -1e300), "-1e+300"),
+        (lambda x: x * np.array([1.0, 2e300, np.inf, np.nan]), "2e+300"),
+        (lambda x: x - [1e39, 0.0, 0.0, 0.0], "1e+39"),
+        (lambda x: np.maximum(x, np.float64(-1e300)), "-1e+300"),
+        (lambda x: x + 10**300, "1e+300"),
+    ],
+)
+def test_numbers_that_count_as_infinity_are_told(fn: Callable[[Any], Any], number: str, dtype: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (note,) = fp.trace(fn, fp.spec((4,), dtype)).notes
+    assert note.startswith(f"{number} in the function is beyond {dtype}, and counts as infinity (test_python_in_traces")
+    assert not fp.trace(fn, fp.spec((4,), "float64")).notes
+
+
+def test_infinity_itself_and_the_largest_numbers_need_no_word() -> None:
+    largest = float(np.finfo(np.float32).max)
+    graph = fp.trace(lambda x: x + np.inf - largest + np.array([np.inf, -np.inf, np.nan, -largest]), fp.spec((4,)))
+    assert not graph.notes
+
+
+@pytest.mark.parametrize("content", [1e300, -1e39, np.array([0.0, 1e300]), np.array([1e39, np.nan])])
+def test_a_parameter_holds_no_number_beyond_its_type(content: Any) -> None:
+    with pytest.raises(fp.UsageError, match="the content of the parameter 'w' is too large"):
+        fp.trace(lambda x: x * fp.nn.parameter("w", (2,), content), fp.spec((2,)))
+    fp.trace(lambda x: x * fp.nn.parameter("w", (2,), content, "float64"), fp.spec((2,), "float64"))

@@ -74,12 +74,20 @@ def _store(
             raise ShapeError(
                 f"the parameter {name!r} has the shape {list(extents)}, but its array has {list(init.shape)}"
             )
+        too_large = type.dtype.overflows(init) if type.dtype.is_float and init.dtype.kind in "fiu" else np.zeros(())
+        if too_large.any():
+            raise UsageError(
+                f"the content of the parameter {name!r} is too large: it holds {init[too_large][0]}, and the largest "
+                f"number of {type.dtype} is {type.dtype.largest:.6g}"
+            )
         init = Array(np.array(init, dtype=type.dtype.numpy))
     elif isinstance(init, int | float | np.number):
         try:
             init = Fill(float(init))
         except OverflowError:
             raise UsageError(f"the content of the parameter {name!r} is too large: {shown(init)}") from None
+        if type.dtype.is_float and type.dtype.overflows(np.asarray(init.value)):
+            raise UsageError(f"the content of the parameter {name!r} is too large for {type.dtype}: {init.value}")
     elif not hasattr(init, "fill"):
         raise UsageError(
             f"the content of the parameter {name!r} must be an initialiser, a number or an array, and is {shown(init)}"

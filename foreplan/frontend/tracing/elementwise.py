@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, common_float, is_scalar, literal
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, common_float, is_scalar, literal, note_infinite
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import DType, Value, as_dtype
 from foreplan.ops import expr as ex
@@ -194,7 +194,10 @@ def apply(name: str, fn: Callable[..., Expr], *operands: Any) -> Tensor:
     exprs: list[Expr] = []
     for operand in operands:
         if is_scalar(operand):
-            exprs.append(Const(literal(operand)))
+            number = literal(operand)
+            exprs.append(Const(number))
+            if like is not None and abs(number) > like.largest:
+                note_infinite(np.asarray(float(number)), like)
             continue
         value = as_tensor(operand, like).value
         if value not in values:

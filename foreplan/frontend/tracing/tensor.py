@@ -370,8 +370,18 @@ def as_tensor(x: Any, like: DType | None = None) -> Tensor:
         what = f"an array of {array.dtype}" if isinstance(x, np.ndarray) else shown(x)
         raise fail(f"{what} cannot be part of a graph, which takes tensors, arrays and numbers")
     if array.dtype == np.float64 or (like is not None and like.is_float and not isinstance(x, np.ndarray)):
-        array = array.astype((like if like is not None and like.is_float else FLOAT32).numpy)
+        dtype = like if like is not None and like.is_float else FLOAT32
+        note_infinite(array, dtype)
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype.numpy)
     return tracer.wrap(tracer.constant(array))
+
+
+def note_infinite(array: np.ndarray, dtype: DType) -> None:
+    """Tell the user of finite numbers that are infinite in the element type that they take."""
+    if array.dtype.kind in "fiu" and (lost := dtype.overflows(array)).any():
+        b = current().at()
+        b.note(f"{array[lost].reshape(-1)[0]} in the function is beyond {dtype}, and counts as infinity ({b.source})")
 
 
 def takes_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
