@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -52,14 +53,15 @@ EXEMPT = {
     "shared_plans.py os.open(name, flags, dir_fd=folder)": "these flags read",
     "runtime/cuda/libraries/stand_in.py open(os.memfd_create('libcuda'), 'wb')": "memory without a name",
 }
+_NAMED = re.compile(rf"\b({'|'.join(sorted(CHANGES | {name for _, name in CHANGES_OF} | {'open'}))})\(")
 Site = tuple[Path, int, int, str]
 
 
 def sites() -> list[Site]:
     """Each call that changes a folder: its file, first and last line, and text."""
     found = []
-    for file in python_files():
-        for node in ast.walk(ast.parse(file.read_text())):
+    for file, text in ((file, file.read_text()) for file in python_files()):
+        for node in ast.walk(ast.parse(text)) if _NAMED.search(text) else ():
             if isinstance(node, ast.Call) and _changes(node):
                 text = f"{file.relative_to(PACKAGE)} {ast.unparse(node)}"
                 found.append((file.resolve(), node.lineno, node.end_lineno or node.lineno, text))

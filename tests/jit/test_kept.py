@@ -172,3 +172,27 @@ def test_threads_that_need_the_same_function_at_once_compile_it_once(
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(call, (1, 2))) == [3, 6]
     assert len(made) == 1
+
+
+ELSEWHERE = """
+import os
+import platform
+from foreplan import processor
+
+if os.environ["ON"]:
+    processor.instructions = lambda: tuple(os.environ["ON"].split("; "))
+    platform.machine = lambda machine=platform.machine: os.environ["MACHINE"] or machine()
+"""
+INTEL = "GenuineIntel; 6; 143; 8; fpu avx2 avx512f amx_tile"  # as the system tells of a processor
+LESS = INTEL.replace(" amx_tile", "")
+PROCESSORS = [("", ""), (INTEL, ""), (LESS, ""), (INTEL, "aarch64")]
+
+
+def test_processors_that_share_a_home_keep_their_code_apart(module: Path, folder: Path) -> None:
+    """None runs another's, and none removes it: each compiles once."""
+    module.write_text(ELSEWHERE + SOURCE)
+    for made, here in ((1, PROCESSORS), (0, PROCESSORS[:2])):
+        processes = [start(module, folder, ON=on, MACHINE=machine) for on, machine in here]
+        said = [process.communicate() for process in processes]
+        assert said == [(f"18.0 {made}\n", "")] * len(here)
+        assert len(kept_files(folder)) == len(PROCESSORS)
