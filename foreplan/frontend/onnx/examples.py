@@ -22,6 +22,7 @@ from foreplan.frontend.onnx.node import FEW
 from foreplan.frontend.onnx.shapes import Unbound, bind_shapes
 from foreplan.frontend.onnx.symbols import Extent, batch_axes
 from foreplan.graph.types import DType, Shape
+from foreplan.units import listed
 
 _MOST_WORK = 1 << 14  # nodes made by all imports that try examples, before the last one
 # What a symbol's name tells of its size; the first that fits counts.
@@ -113,7 +114,10 @@ def with_all_shapes(model: Model, error: Unbound, given: Binding) -> ShapeError:
             break
     assert best is not None
     open_inputs = [name for name, extents in error.declared.items() if extents is None or None in error.bound[name]]
-    told = ", ".join(f"{name!r} is {error.dtypes[name]}{_shown(error.declared[name])}" for name in open_inputs)
+    alike: dict[str, list[str]] = {}
+    for name in open_inputs:
+        alike.setdefault(f"{error.dtypes[name]}{_shown(error.declared[name])}", []).append(repr(name))
+    told = ", ".join(f"{listed(names, 4)} {'is' if len(names) == 1 else 'are'} {type}" for type, names in alike.items())
     tail = "; the numbers are examples" + (", with which it can be imported" if works else "")
     axes = batch_axes(error.declared)
     open_batch = any(None in error.bound[name][axes[name] : axes[name] + 1] for name in open_inputs)

@@ -172,3 +172,18 @@ def test_a_batch_is_bound_where_its_symbol_stands() -> None:
         from_onnx(proto, shapes={"x": (6, 3, 3)}, batch=2)
     arrays = {"h": random(1, 2, 4), "c": random(1, 2, 4), "x": random(6, 2, 3), "z": random(2, 5)}
     assert run(graph, **arrays)["y"].shape == (6, 1, 2, 4)
+
+
+def test_inputs_of_one_kind_are_told_together() -> None:
+    """The caches of a language model, one for each layer: their shapes follow from two inputs."""
+    names = [f"past.{i}.{part}" for i in range(12) for part in ("key", "value")]
+    inputs: dict[str, Any] = {"ids": ("batch", "seq"), **dict.fromkeys(names, ("batch", 2, "past_seq", 4))}
+    nodes = [node("ReduceMean", name, f"m{i}", keepdims=0) for i, name in enumerate(inputs)]
+    proto = model([*nodes, node("Sum", " ".join(f"m{i}" for i in range(25)), "y")], inputs, ["y"])
+    with pytest.raises(ShapeError) as caught:
+        from_onnx(proto)
+    told = "'past.0.key', 'past.0.value', 'past.1.key', 'past.1.value' and 20 more are float32[batch, 2, past_seq, 4]"
+    assert told in str(caught.value)
+    shapes, _ = pasted(caught.value)
+    assert shapes == {"ids": (1, 128), "past.0.key": (1, 2, 16, 4)}
+    assert from_onnx(proto, shapes=shapes).inputs[-1].shape == (1, 2, 16, 4)
