@@ -74,13 +74,17 @@ class _Body:
         """The numbers of a quantised tensor, whose scale and zero point follow it."""
         return self.add("DequantizeLinear", self.given(first, first + 1, first + 2), **attributes)
 
+    def numbers(self, *values: int) -> str:
+        """A constant of integers."""
+        return self.add("Constant", [], value_ints=values)
+
     def finish(self, name: str) -> onnx.FunctionProto:
         """The body, which gives that tensor."""
         import onnx
 
         self.nodes.append(onnx.helper.make_node("Identity", [name], ["y"]))
         inputs = [f"i{i}" for i in range(len(self.n.inputs))]
-        opsets = [onnx.helper.make_opsetid("", self.opset)]
+        opsets = [onnx.helper.make_opsetid("", self.opset), onnx.helper.make_opsetid("com.microsoft", 1)]
         return onnx.helper.make_function("com.microsoft", self.n.op_type, inputs, ["y"], self.nodes, opsets)
 
 
@@ -165,7 +169,55 @@ def _fused(n: OnnxNode) -> onnx.FunctionProto:
     return body.finish(y)
 
 
+def _attention(n: OnnxNode) -> onnx.FunctionProto:
+    """Attention of the numbers that inputs and weights stand for."""
+    if n.has(8) or n.wants(1):
+        raise n.unsupported("it has a cache of earlier keys and values (past); export the model without it")
+    body = _Body(n)
+    x = body.add("DequantizeLinear", ["i0", "i3", *body.given(6)])
+    w = body.add("DequantizeLinear", ["i1", "i4", *body.given(7)], axis=1)
+    given = {name: value for name, value in _given_attributes(n).items() if name != "past_present_share_buffer"}
+    return body.finish(body.add("Attention", [x, w, *body.given(2, 5)], domain="com.microsoft", **given))
+
+
+def _blocks(n: OnnxNode) -> onnx.FunctionProto:
+    """A product with weights [N, K] of 4 or 8 bits, with a scale and a zero point for each block of a row."""
+    body, bits, rows, terms, size = _Body(n), *(n.integer(name) for name in ("bits", "N", "K", "block_size"))
+    blocks = -(-terms // size)
+    if bits not in (4, 8) or n.has(4):
+        raise n.unsupported(
+            "its weights have other bits than 4 or 8, or are in another order (g_idx); export it without"
+        )
+    scale = body.add("Reshape", ["i2", body.numbers(rows, blocks, 1)])
+    if n.has(3) and n.type(3).dtype.is_float:
+        zero = body.add("Reshape", ["i3", body.numbers(rows, blocks, 1)])
+    elif n.has(3):
+        packed = body.add("Reshape", ["i3", body.numbers(rows, 1, -1)])
+        zero = body.add("Transpose", [_apart(body, packed, bits, blocks)], perm=[0, 2, 1])
+    else:
+        zero = body.add("Constant", [], value_float=float(1 << bits - 1))
+    whole = _apart(body, body.add("Reshape", ["i1", body.numbers(rows, blocks, -1)]), bits, size)
+    number = body.add("Mul", [body.add("Sub", [whole, zero]), scale])
+    row = body.add("Reshape", [number, body.numbers(rows, blocks * size)])
+    weight = body.add("Slice", [row, body.numbers(0), body.numbers(terms), body.numbers(1)])
+    y = body.add("MatMul", ["i0", body.add("Transpose", [weight], perm=[1, 0])])
+    return body.finish(body.add("Add", [y, "i5"]) if n.has(5) else y)
+
+
+def _apart(body: _Body, packed: str, bits: int, count: int) -> str:
+    """The first `count` numbers of the last of three axes of bytes, as floats; the lower half of a byte is first."""
+    if bits == 4:
+        few = [body.add("Cast", [body.numbers(n)], to=2) for n in (15, 4)]
+        halves = [body.add("BitwiseAnd", [packed, few[0]]), body.add("BitShift", [packed, few[1]], direction="RIGHT")]
+        halves = [body.add("Unsqueeze", [half, body.numbers(3)]) for half in halves]
+        packed = body.add("Reshape", [body.add("Concat", halves, axis=3), body.numbers(0, 0, -1)])
+    first = body.add("Slice", [packed, body.numbers(0), body.numbers(count), body.numbers(2)])
+    return body.add("Cast", [first], to=1)
+
+
 _BODIES = {
+    "QAttention": _attention,
+    "MatMulNBits": _blocks,
     "QLinearConcat": _concat,
     "QGemm": _gemm,
     "DynamicQuantizeMatMul": _product,

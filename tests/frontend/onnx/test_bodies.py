@@ -142,6 +142,33 @@ def product(d: Drawn) -> None:
     d.op("MatMulIntegerToFloat", [a[0], weight, a[1], scale, a[2], zero, bias])
 
 
+def blocks(d: Drawn) -> None:
+    rows, terms, size = 5, int(d.draw.integers(17, 70)), int(d.draw.choice([16, 32]))
+    bits, count = int(d.draw.choice([4, 8])), -(-terms // size)
+    weight = d.constant(d.draw.integers(0, 256, (rows, count, size * bits // 8)), np.uint8)
+    scale = d.constant(d.draw.uniform(0.01, 0.02, rows * count))
+    zeros = d.constant(d.draw.integers(0, 256, rows * (-(-count * bits // 8))), np.uint8) if d.draw.integers(2) else ""
+    bias = d.constant(d.draw.normal(size=rows)) if d.draw.integers(2) else ""
+    sizes = {"K": terms, "N": rows, "bits": bits, "block_size": size}
+    d.op("MatMulNBits", [d.floats(2, 3, terms), weight, scale, zeros, "", bias], **sizes)
+    d.step = 1e-4
+
+
+def attention(d: Drawn) -> None:
+    d.kind = np.uint8  # as ONNX Runtime takes it
+    a, many = d.rounded(2, 4, 6), bool(d.draw.integers(2))
+    scale = d.draw.uniform(0.01, 0.02, (24,) if many else ())
+    weight, w_scale = d.constant(d.draw.integers(-60, 60, (6, 24)), np.int8), d.constant(scale)
+    zero, bias = d.constant(np.zeros_like(scale), np.int8), d.constant(d.draw.normal(size=24))
+    d.op(
+        "QAttention",
+        [a[0], weight, bias, a[1], w_scale, "", a[2], zero],
+        num_heads=2,
+        unidirectional=int(d.draw.integers(2)),
+    )
+    d.step = 1e-4
+
+
 def rounding(d: Drawn) -> None:
     y = d.scale()
     d.op("QuantizeLinear", [d.floats(3, 4), *y], y)
@@ -158,7 +185,8 @@ def fused(d: Drawn) -> None:
 
 
 DRAWS: list[Callable[[Drawn], None]] = [
-    *(binary, unary, softmax, pool, global_pool, concat, where, gemm, dynamic_product, product, rounding, fused)
+    *(binary, unary, softmax, pool, global_pool, concat, where, gemm, dynamic_product, product, blocks, attention),
+    *(rounding, fused),
 ]
 
 
