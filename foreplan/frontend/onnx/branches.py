@@ -114,13 +114,9 @@ def select(n: OnnxNode, name: str, walk: Branch) -> list[State]:
     Raises:
         ValueNeededError: one branch cannot be computed, or they give tensors of other shapes or types.
     """
-    condition = n.operand(0)
-    if condition.type.size != 1 or condition.type.dtype.name != "bool":
-        raise n.misshapen(f"its condition must be one truth value, and is {condition.type}")
-    holds = reshape(n.b, n.as_value(condition), ())
-    taken = (holds, elementwise(n.b, partial(call, "not"), holds))
-    if n.taken is not None:
-        taken = (_both(n.b, taken[0], n.taken), _both(n.b, taken[1], n.taken))
+    holds = truth(n, n.operand(0), "its condition")
+    otherwise = elementwise(n.b, partial(call, "not"), holds)
+    taken = (both(n.b, holds, n.taken), both(n.b, otherwise, n.taken))
     results = []
     for branch, each in zip(("then", "else"), taken):
         try:
@@ -133,8 +129,29 @@ def select(n: OnnxNode, name: str, walk: Branch) -> list[State]:
     return [_selected(n, holds, i, *pair) for i, pair in enumerate(zip(*results))]
 
 
-def _both(b: Builder, one: Value, other: Value) -> Value:
-    return elementwise(b, partial(call, "and"), one, other)
+def truth(n: OnnxNode, condition: Operand, what: str) -> Value:
+    """A condition of data, as one truth value without axes."""
+    if condition.type.size != 1 or condition.type.dtype.name != "bool":
+        raise n.misshapen(f"{what} must be one truth value, and is {condition.type}")
+    return reshape(n.b, n.as_value(condition), ())
+
+
+def both(b: Builder, one: Value, other: Value | None) -> Value:
+    """Whether both hold; None always does."""
+    return one if other is None else elementwise(b, partial(call, "and"), one, other)
+
+
+def kept(n: OnnxNode, going: Value, new: State, old: State) -> State:
+    """What a loop carries behind a step: the new, unless the loop has ended before.
+
+    Raises:
+        UnsupportedError: they have other types or shapes, or are sequences.
+    """
+    if isinstance(new, Tensors) or isinstance(old, Tensors) or new.type != old.type:
+        raise n.unsupported(
+            "data end it, and what it carries changes its type or shape, or is a sequence; give it an end"
+        )
+    return elementwise(n.b, where, going, n.as_value(new), n.as_value(old))
 
 
 def _selected(n: OnnxNode, holds: Value, index: int, one: State, other: State) -> State:

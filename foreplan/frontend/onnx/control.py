@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from foreplan.frontend.onnx.branches import State, select
+from foreplan.frontend.onnx.branches import State, both, kept, select, truth
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.sequences import Given, Tensors
 from foreplan.frontend.onnx.tensors import Constant, from_array
@@ -17,6 +17,9 @@ from foreplan.ops.shape import reshape, slice_axis
 
 if TYPE_CHECKING:
     import onnx
+
+
+_MOST_TURNS = 256  # of a loop that data end
 
 
 class Walk(Protocol):
@@ -95,7 +98,10 @@ def translate_if(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> 
 
 
 def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
-    """A loop of a known number of steps, written out; so a sequence that it carries is a list of known length."""
+    """A loop of a known number of steps, written out; so a sequence that it carries is a list of known length.
+
+    Where data end it, all steps that it may have are computed, and those behind the end change nothing.
+    """
     body = body_of(n, "body")
     if not n.has(0) and not n.has(1):
         raise n.unsupported(
@@ -104,20 +110,27 @@ def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -
     most = None
     if n.has(0):
         most = _known_number(n, n.operand(0), "its number of steps")
-    going = not n.has(1) or bool(_known_number(n, n.operand(1), "its condition"))
     for each, what in zip(given[:2], ("its number of steps", "its condition")):
         if each is not None:
             _tensor(n, each, what)
     state = _first_state(n, given, 2, len(n.proto.input))
     _gives(n, body, 1 + len(state))
     rows: list[list[Operand]] = [[] for _ in body.output[1 + len(state) :]]
+    may_be_data = most is not None and most <= _MOST_TURNS and not rows
+    going = _flag(n, n.operand(1), "its condition", may_be_data) if n.has(1) else True
     step = 0
-    while going and (most is None or step < most):
+    while going is not False and (most is None or step < most):
         prefix = f"{name}/{step}/"
         count = from_array(f"{prefix}i", np.array(step, np.int64))
-        results = walk("body", prefix, [count, from_array(f"{prefix}cond", np.array(True)), *state])
-        going = bool(_known_number(n, results[0], "the condition that its body gives"))
-        state = results[1 : 1 + len(state)]
+        taken = None if going is True else both(n.b, going, n.taken)
+        results = walk("body", prefix, [count, from_array(f"{prefix}cond", np.array(True)), *state], taken)
+        new = results[1 : 1 + len(state)]
+        state = new if going is True else [kept(n, going, *pair) for pair in zip(new, state)]
+        further = _flag(n, results[0], "the condition that its body gives", may_be_data)
+        if going is True or further is False:
+            going = further
+        elif further is not True:
+            going = both(n.b, going, further)
         for row, result in zip(rows, results[1 + len(state) :]):
             row.append(_tensor(n, result, "what its body gives for each step"))
         step += 1
@@ -126,6 +139,19 @@ def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -
             "it runs no step, so the shapes of its scan outputs are not known; export the model without it"
         )
     return [*state, *(_stack(n, row, 0) for row in rows)]
+
+
+def _flag(n: OnnxNode, operand: State, what: str, may_be_data: bool) -> bool | Value:
+    """A condition for one more step: a truth value that is known, or one of data, of which a note then tells."""
+    operand = _tensor(n, operand, what)
+    if not may_be_data or (isinstance(operand, Constant) and operand.is_foldable):
+        return bool(_known_number(n, operand, what))
+    note = (
+        f"{n.source}: data end it, so all the steps that it may have are computed, and those behind the end are dropped"
+    )
+    if note not in n.b.notes:
+        n.b.note(note)
+    return truth(n, operand, what)
 
 
 def _stack(n: OnnxNode, row: Sequence[Operand], axis: int) -> Operand:

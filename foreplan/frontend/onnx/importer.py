@@ -322,6 +322,8 @@ class Importer:
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
             raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, but the node gives it {len(given)}")
+        if taken is not None:
+            given = [self.guards.read(self.b, each, taken) for each in given]
         roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
         path = None if scope.path is None else (*scope.path, (n.index, name))
         inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1, taken or scope.taken, path)

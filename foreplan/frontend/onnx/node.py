@@ -182,7 +182,7 @@ class OnnxNode:
         whence, inputs = self.whence(operand)
         remedy = "export the model with it fixed"
         if inputs and all(value.type.size <= FEW for value in inputs):
-            remedy = f"give the values that the input has in every step, with {binding(inputs)}, or {remedy}"
+            remedy = f"where the input is the same in every step, give it with {binding(inputs)}; else {remedy}"
         return ValueNeededError(f"{self.where}: {what} {whence}; {remedy}", tuple(value.name for value in inputs))
 
     def whence(self, operand: Operand) -> tuple[str, Sequence[Value]]:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import ModelError, ShapeError, ValueNeededError
+from foreplan.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
 from foreplan.frontend import from_onnx
 from foreplan.graph.ir import Kind
 from tests.frontend.onnx.models import branch, by_onnxruntime, info, kinds, model, node, random, run
@@ -304,3 +304,54 @@ def test_statistics_in_a_branch_that_is_not_taken_stay(training: int) -> None:
         session.step({"x": given, "target": np.zeros((4, 3), np.float32)})
         followed = 0.1 * given.mean(0) if training and given.sum() > 0 else zeros
         np.testing.assert_allclose(session.stored["mean"], followed, rtol=1e-5, atol=1e-6)
+
+
+def until_small(steps: int, known: bool) -> onnx.ModelProto:
+    """h becomes sqrt(h·w − 0.28) while its least element is above 0.3: behind that there is no such root."""
+    nodes = [
+        node("Mul", "h w", "scaled"),
+        node("Sub", "scaled less", "inside"),
+        node("Sqrt", "inside", "h_out"),
+        node("ReduceMin", "h_out", "least", keepdims=0),
+        node("Identity", "go_in", "go") if known else node("Greater", "least limit", "go"),
+    ]
+    inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL), info("h", SHAPE))
+    loop = node("Loop", "n yes x", "y", "loop", body=branch("body", *nodes, inputs=inputs, outputs="go h_out"))
+    constants = {"n": np.array(steps), "yes": np.array(True), "w": np.array([0.9, 0.8, 1.0], np.float32)}
+    constants |= {"limit": np.array(0.3, np.float32), "less": np.array([0.28], np.float32)}
+    proto = model([loop], {"x": SHAPE}, ["y"], constants)
+    proto.graph.output[0].CopyFrom(info("y", SHAPE))
+    return proto
+
+
+@pytest.mark.parametrize("size", [0.6, 1.0, 1.6])
+def test_a_loop_that_data_end_gives_and_trains_what_its_steps_do(size: float) -> None:
+    """Beside ONNX Runtime, and beside the loop of as many steps; NaN of the steps behind the end reaches nothing."""
+    x = (size * np.linspace(0.9, 1.1, 6).reshape(SHAPE)).astype(np.float32)
+    proto = until_small(9, known=False)
+    expected = by_onnxruntime(proto, x=x)["y"]
+    (steps,) = [
+        n for n in range(1, 10) if np.array_equal(by_onnxruntime(until_small(n, known=True), x=x)["y"], expected)
+    ]
+    graph = from_onnx(proto)
+    assert any("data end it" in note for note in graph.notes) and steps < 9
+    assert np.isnan(by_onnxruntime(until_small(steps + 1, known=True), x=x)["y"]).any()
+    np.testing.assert_allclose(run(graph, x=x)["y"], expected, rtol=1e-5)
+    changes = []
+    for each in (graph, from_onnx(until_small(steps, known=True))):
+        session = fp.compile(each, fp.losses.mse, fp.optim.SGD(0.5), target="numpy", train=["w"]).bind()
+        before = session.parameters["w"].copy()
+        session.step({"x": x, "target": np.zeros(SHAPE, np.float32)})
+        changes.append(session.parameters["w"] - before)
+    np.testing.assert_allclose(changes[0], changes[1], rtol=1e-4)
+    assert np.abs(changes[1]).min() > 1e-3
+
+
+def test_a_loop_that_data_end_has_few_steps_and_one_type() -> None:
+    for steps, told in ((1 << 40, "the condition that its body gives is computed from data"), (3, None)):
+        proto = until_small(steps, known=False)
+        if told is None:  # a state that grows
+            proto.graph.node[0].attribute[0].g.node.append(node("Concat", "h_out h_out", "twice", axis=0))
+            proto.graph.node[0].attribute[0].g.output[1].name, told = "twice", "changes its type or shape"
+        with pytest.raises(UnsupportedError, match=rf"node 'loop' \(Loop\).*{told}"):
+            from_onnx(proto)
