@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper
@@ -147,8 +148,8 @@ def _numbers(value: Value, rng: np.random.Generator, edge: bool) -> np.ndarray:
     dtype, shape = value.dtype.numpy, value.shape
     if value.dtype.name == "bool":
         return rng.random(shape) < 0.5
-    if not value.dtype.is_float:
-        limits = np.iinfo(dtype)
+    if not value.dtype.is_float and "float" not in value.dtype.name:  # storage types are no floats to compute with
+        limits = ml_dtypes.iinfo(dtype)  # of NumPy's types too
         chosen = [limits.min, limits.max, 0, 1, 2, 10] if edge else [max(limits.min, -3), -1, 0, 1, 2, 3, 7]
         return rng.choice(np.array([n for n in chosen if n >= limits.min], dtype), shape)
     found = rng.standard_normal(shape).astype(np.float32)
