@@ -39,9 +39,11 @@ class _Waits:
         Raises:
             LateError: it is not done in time, or never will be.
         """
-        last = time.monotonic()
-        seconds, listened, look = 0.0, _LONG, Look(self.comm.rank, members, self.who)
         try:
+            if done():  # mostly
+                return
+            last, look = time.monotonic(), Look(self.comm.rank, members, self.who)
+            seconds, listened = 0.0, _LONG
             while not done():
                 time.sleep(_REST) if seconds > _SOON else os.sched_yield()
                 now = time.monotonic()
