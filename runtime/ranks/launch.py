@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from foreplan.arguments import number_in
@@ -63,8 +65,8 @@ def _connected() -> World:
     if found is None:
         return ALONE
     nearby = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1") and found.launcher == TORCHRUN
-    with _ending_after(STARTING if nearby and _job.said is None else _job.deadline, found):
-        world = _of_torchrun(found) if found.launcher == TORCHRUN else _of_mpi(found)
+    seconds = STARTING if nearby and _job.said is None else _job.deadline
+    world = _within(seconds, found, partial(_of_torchrun if found.launcher == TORCHRUN else _of_mpi, found))
     if world.size == 1:  # of a launcher that tells no number
         return ALONE
     _end_with_errors()
@@ -106,25 +108,19 @@ def _of_torchrun(found: Launch) -> World:
         ) from None
 
 
-@contextmanager
-def _ending_after(seconds: float, found: Launch) -> Iterator[None]:
-    """A block that connects ranks, within libraries that wait for ever. If it takes longer than the deadline, and what
-    they add to it, the process ends and says why.
+def _within(seconds: float, found: Launch, connect: Callable[[], World]) -> World:
+    """What connects ranks, by libraries that wait for ever. If it takes longer than the deadline, and what they add to
+    it, the process ends and says why. mpi4py starts MPI without letting other threads run Python; so this is left to
+    the thread of `faulthandler`, which prints where the process is, and what it prints as a file's name is the reason.
     """
-
-    def end() -> None:
-        of = f"rank {found.rank} of {found.size or 'several'} ranks that {found.launcher} started"
-        print(f"error: {of} has waited {format_seconds(seconds)} for others to start: {WAY_OUT}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
-
-    timer = threading.Timer(seconds + PATIENCE, end)
-    timer.daemon = True
-    timer.start()
+    of = f"rank {found.rank} of {found.size or 'several'} ranks that {found.launcher} started"
+    why = f"error: {of} has waited {format_seconds(seconds)} for others to start: {WAY_OUT}".replace("…", "...")
+    faulthandler.dump_traceback_later(seconds + PATIENCE, exit=True, file=2)
     try:
-        yield
+        world: World = eval(compile("connect()", why, "eval"), {"connect": connect})
     finally:
-        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+    return world
 
 
 def begun() -> World | None:
