@@ -177,7 +177,7 @@ class _Narrowing:
         elif any(self.twins.get(x, x).dtype == self.dtype for x in inputs):
             inputs = tuple(self.narrow(b, x) if x.dtype == FLOAT32 else x for x in inputs)
         made = None if inputs == node.inputs else replaced(b, node, node.op, inputs)
-        if node.op.is_view:
+        if node.op.is_view and len(inputs) == 1:
             self.views[(made or node.outputs)[0]] = (node.op, inputs[0])
         return made
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from foreplan.frontend.onnx.contents import Layout, layout_in
 from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.roles import LEARNED, LEFT_OVER, Role
-from foreplan.frontend.onnx.tensors import FLOATS
+from foreplan.frontend.onnx.tensors import FLOATS, WHOLE, dtype_of
 from foreplan.graph.ir import Kind
 from foreplan.units import listed
 
@@ -85,13 +85,19 @@ def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) 
 
 
 def _integers(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto]) -> list[str]:
-    """Weights that ops read as integers."""
+    """Weights that ops read as integers, and those in too few bits to be trained as they are rounded."""
     for node in graph.node:
-        for name in node.input if _IN_INTEGERS.fullmatch(node.op_type) else ():
-            if name in held and math.prod(held[name].dims) > 1 and held[name].data_type not in FLOATS:
+        read = [held[name] for name in node.input if name in held and math.prod(held[name].dims) > 1]
+        for tensor in read:
+            told = ""
+            if _IN_INTEGERS.fullmatch(node.op_type) and tensor.data_type not in FLOATS:
+                told = f"are integers that {node.op_type} reads"
+            elif node.op_type == "DequantizeLinear" and tensor.data_type not in {*FLOATS, *WHOLE}:
+                told = f"are {dtype_of(tensor.data_type, tensor.name)}"
+            if told:
                 return [
-                    f"weights such as {name!r} are integers that {node.op_type} reads, and no gradient reaches them; "
-                    "train the model before it is quantised, or in QDQ form"
+                    f"weights such as {tensor.name!r} {told}, and no gradient reaches them; train the model before it "
+                    "is quantised so, or in QDQ form with 8 bits"
                 ]
     return []
 

@@ -86,9 +86,10 @@ class Constant:
         return self.type.shape
 
     def take(self, kind: Kind, why: str) -> None:
-        """Take a role: integers may stand for a weight that is trained."""
+        """Take a role: integers may stand for a weight that a step trains, and are a frozen one until then."""
         self.why = why
-        self.trained = kind is Kind.PARAMETER and self.type.dtype.category in ("int", "uint")
+        if kind is Kind.PARAMETER and self.type.dtype.category in ("int", "uint"):
+            self.trained, self.kind = True, Kind.FROZEN
 
     @property
     def is_foldable(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -189,6 +190,21 @@ def test_a_model_that_is_not_trained_keeps_its_integers() -> None:
     np.testing.assert_allclose(found, as_written(layer.proto().SerializeToString(), given["x"]), rtol=1e-5, atol=1e-5)
 
 
+def test_integers_do_not_take_the_place_of_trained_weights_in_silence(tmp_path: Path) -> None:
+    layer, given = Layer.drawn("int8", 1), batch()
+    graph = from_onnx(layer.proto())
+    session = session_of(graph, "numpy")
+    session.step(given)
+    session.save(tmp_path / "w.safetensors")
+    plain = fp.compile(graph, target="numpy")
+    with pytest.raises(fp.SessionError, match=r"fc\.weight_quantized"):
+        plain.bind(share=session)
+    with pytest.raises(fp.SessionError, match=r"fc\.weight_quantized"):
+        plain.bind().load(tmp_path / "w.safetensors")
+    with pytest.raises(fp.UsageError, match="what measures it from `evaluation`"):
+        fp.compile(graph, target="numpy", share=session)
+
+
 def test_quantised_weights_are_frozen_by_name() -> None:
     layer, given = Layer.drawn("int8", 1), batch()
     at_import = from_onnx(layer.proto(), freeze=["fc.weight_quantized"])
@@ -199,6 +215,27 @@ def test_quantised_weights_are_frozen_by_name() -> None:
         session = step.bind()
         losses = [float(session.step(given).loss) for _ in range(3)]
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_straight_through_in_narrow_types(precision: str) -> None:
+    layer, given = Layer.drawn("int8", 1), batch()
+    losses, _, _ = by_formula(layer, given["x"], given["target"], 4)
+    session = session_of(from_onnx(layer.proto()), "numpy", precision=precision)
+    np.testing.assert_allclose([float(session.step(given).loss) for _ in range(4)], losses, rtol=0.01)
+
+
+def test_weights_of_four_bits_are_told() -> None:
+    proto = Layer.drawn("int8", 1).proto()
+    proto.opset_import[0].version = 21
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("fc.weight_quantized", "w_zero"):
+            narrow = np.clip(numpy_helper.to_array(tensor), -8, 7).astype(ml_dtypes.int4)
+            tensor.CopyFrom(numpy_helper.from_array(narrow, tensor.name))
+    graph = from_onnx(proto)
+    assert any("'fc.weight_quantized' are int4, and no gradient reaches them" in note for note in graph.notes)
+    step = fp.compile(graph, fp.losses.mse, fp.optim.SGD(RATE), target="numpy")
+    assert [value.name for value in step.graph.parameters] == ["fc.bias_quantized"]
 
 
 def test_a_weight_that_is_quantised_within_the_model_is_trained() -> None:
