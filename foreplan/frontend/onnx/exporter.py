@@ -43,6 +43,7 @@ _LEARNED = re.compile(
     r"(.*_)?(weight|bias|kernel|gamma|beta|alpha|scale|slope|gain|shift|temperature|temp|tau|logit_\w+|lambda\w*"
     r"|rezero\w*|[wb]_\d+)(:\d+)?|.*\bReadVariableOp\b.*"
 )
+_ALWAYS_LEARNED = re.compile(r".*(logit_(scale|bias)|temperature|rezero\w*|resweight\w*|layer_?scale\w*)(:\d+)?")
 _DIVISORS = re.compile(r"(.*_)?(temperature|temp|tau|scale)(:\d+)?|.*\bReadVariableOp\b.*")
 # What converters call numbers that stood in the program, such as Paddle's `p2o.helper.constant.12`.
 _LITERALS = re.compile(r"(.*[./_])?(const(ant)?s?|literals?|eps(ilon)?)([./_@:]?\d+)*")
@@ -121,6 +122,11 @@ class Exporter:
 def is_learned_name(name: str, divides: bool = False) -> bool:
     """Whether the last part of a name means a number that is learned, or one that is learned as a divisor."""
     return bool((_DIVISORS if divides else _LEARNED).fullmatch(re.split(r"[./](?!ReadVariableOp|resource)", name)[-1]))
+
+
+def is_sure_name(name: str) -> bool:
+    """Whether a name means a learned number wherever it stands."""
+    return bool(_ALWAYS_LEARNED.fullmatch(name))
 
 
 def is_literal_name(name: str) -> bool:

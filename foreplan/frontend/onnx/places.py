@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import ml_dtypes
+import numpy as np
+
 if TYPE_CHECKING:
     import onnx
 
@@ -120,7 +123,7 @@ def _in_formula(node: onnx.NodeProto, slot: int, number: float, single: bool, ne
     if not single:
         return ""
     made = {each.op_type for each in near.makers_beside(node, slot)}
-    if op == "Mul" and any(math.isclose(abs(number), each, rel_tol=1e-6) for each in _ACTIVATIONS):
+    if op == "Mul" and any(_is(abs(number), each) for each in _ACTIVATIONS):
         return "part of an activation function"
     if op == "Add" and number == 1 and made & {"Erf", "Tanh", "Exp", "Sigmoid"}:
         return "part of an activation function"
@@ -134,9 +137,24 @@ def _in_formula(node: onnx.NodeProto, slot: int, number: float, single: bool, ne
 def is_round(number: float) -> bool:
     """Whether formulas have such a number: few digits, a fraction, a root or a logarithm of one, or a part of pi."""
     size = abs(number)
-    if not 0 < size < math.inf or math.frexp(size)[0] == 0.5 or _has_digits(size, 4):
+    if not 0 < size < math.inf or math.frexp(size)[0] == 0.5 or has_few_digits(size) or _is_narrow(size):
         return True
     return any(_has_digits(each, 3) or _is_fraction(each) for each in _origins(size))
+
+
+def has_few_digits(number: float) -> bool:
+    """Whether a number has four digits at most, as those that people write."""
+    return number == 0 or _has_digits(abs(number), 4)
+
+
+def _is(number: float, known: float) -> bool:
+    """Whether a number is a known one, in float32 or in fewer bits."""
+    return math.isclose(number, known, rel_tol=1e-3 if _is_narrow(number) else 1e-6)
+
+
+def _is_narrow(number: float) -> bool:
+    """Whether a number was kept in float16 or bfloat16: it has few digits then, whatever it was."""
+    return any(float(np.asarray(number, dtype)) == number for dtype in (np.float16, ml_dtypes.bfloat16))
 
 
 def _origins(number: float) -> Iterator[float]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import differs_by_head, is_one_number, the_number
-from foreplan.frontend.onnx.exporter import Exporter, is_learned_name, is_literal_name, is_table_name
+from foreplan.frontend.onnx.exporter import Exporter, is_learned_name, is_literal_name, is_sure_name, is_table_name
 from foreplan.frontend.onnx.places import is_round
-from foreplan.frontend.onnx.tables import is_irregular, table_like
+from foreplan.frontend.onnx.tables import is_irregular, is_written, table_like
 from foreplan.frontend.onnx.tensors import FLOATS, WHOLE
 from foreplan.frontend.onnx.uses import Functions, Use, find_uses, reads
 from foreplan.graph.ir import Kind
@@ -227,6 +227,14 @@ def _by_numbers(case: _Case) -> Role | None:
     return None
 
 
+def _by_hand(case: _Case) -> Role | None:
+    """Several numbers of few digits that shift or scale data prove means and deviations, which people wrote."""
+    shifts = bool(case.uses) and all(use.op in ("Add", "Sub", "Mul", "Div") and not use.completes for use in case.uses)
+    if shifts and case.tensor is not None and is_written(case.tensor, case.exporter.path):
+        return Role(Kind.CONSTANT, "numbers of few digits, as people write them")
+    return None
+
+
 def _by_way(case: _Case) -> Role | None:
     """Sines, scattered entries and products of constants prove parts of tables, but against a PyTorch module's name."""
     if not case.uses or not all(use.way for use in case.uses) or case.exporter.tells(case.name):
@@ -242,8 +250,10 @@ def _one_number(case: _Case) -> Role | None:
         return _trained("added to a product of one column, as biases are")
     plain = case.number is None or is_round(case.number)
     divides = any(use.op == "Div" for use in case.uses) and plain
-    within = not plain or any(sign in case.name for sign in "./")  # a bare `scale` of 0.125 is attention's
-    if within and is_learned_name(case.name, divides):
+    # A bare `scale` of 0.125 is attention's; no formula multiplies by 0 or 1.
+    within = not plain or any(sign in case.name for sign in "./")
+    within = within or (case.number in (0, 1) and all(use.op == "Mul" for use in case.uses))
+    if is_sure_name(case.name) or (within and is_learned_name(case.name, divides)):
         return Role(Kind.PARAMETER, "one number, and learned, by its name", guessed=True)
     if is_literal_name(case.name):
         return Role(Kind.CONSTANT, "one number, and none that is learned, by its name", guessed=not plain)
@@ -310,6 +320,7 @@ _RULES: tuple[Callable[[_Case], Role | None], ...] = (
     _by_source,
     _by_place,
     _by_numbers,
+    _by_hand,
     _by_way,
     _one_number,
     _by_name,

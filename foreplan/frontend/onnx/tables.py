@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from foreplan.frontend.onnx.contents import agree, numbers_of, sample
+from foreplan.frontend.onnx.places import has_few_digits
 
 if TYPE_CHECKING:
     import onnx
@@ -75,6 +76,14 @@ def _forbids(some: np.ndarray) -> bool:
         others = some[~np.isneginf(some)]
         return np.unique(others).size <= _DISTINCT * others.size
     return bool(some.min() <= _FORBIDS and np.isin(some, (0.0, some.min())).all())
+
+
+def is_written(tensor: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether all of a few different numbers have few digits, as those that people write."""
+    flat = numbers_of(tensor, path)
+    if flat is None or not 2 < flat.size <= _APART or _rounding(np.asarray(flat).astype(np.float64)) > 2.0**-23:
+        return False
+    return np.unique(flat).size > 2 and all(has_few_digits(float(number)) for number in flat)
 
 
 def _rounding(some: np.ndarray) -> float:

@@ -301,7 +301,9 @@ class _Walk:
             if name:  # a use of its own
                 self.note(name, self.use(node, slot))
         roots: dict[str, _Way] = {}
-        if node.op_type not in _BLIND | _LOOK_UPS:  # a look-up is a use of its own
+        zeros = bool(node.input) and node.input[0] in self.tensors and self.tensors[node.input[0]].number == 0
+        moved = moved or (zeros and node.op_type in _LOOK_UPS)
+        if moved or node.op_type not in _BLIND | _LOOK_UPS:  # a look-up is a use of its own; zeros may be a state
             for name in filter(None, node.input[:1] if quantised else node.input):
                 for root, way in self.tensors[name].roots.items():
                     before = roots.get(root, way)

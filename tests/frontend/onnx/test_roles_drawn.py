@@ -180,6 +180,9 @@ def drawn(part: Callable[[Part, str], str], seed: int, style: str) -> tuple[onnx
     rng = np.random.default_rng((seed, PARTS.index(part)))
     p = Part(rng)
     y = part(p, "x")
+    half = bool(rng.random() < 0.3) and not any(node.op_type == "Cast" for node in p.nodes)
+    if half:  # a model in float16, whose numbers have few digits
+        p.constants = {k: a.astype(np.float16) if a.dtype == np.float32 else a for k, a in p.constants.items()}
     of = np.random.default_rng((seed, list(STYLES).index(style)))
     names = {name: STYLES[style](of, i) for i, name in enumerate(p.constants)}
     around = int(rng.integers(4))
@@ -204,9 +207,8 @@ def drawn(part: Callable[[Part, str], str], seed: int, style: str) -> tuple[onnx
     if around == 3:  # Constants in place of initializers
         nodes = [*(helper.make_node("Constant", [], [each.name], value=each) for each in held), *nodes]
         held = []
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, p.shape)], [onnx.ValueInfoProto(name=y)], [*held, *more]
-    )
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT16 if half else TensorProto.FLOAT, p.shape)
+    graph = helper.make_graph(nodes, "g", [info], [onnx.ValueInfoProto(name=y)], [*held, *more])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
     return proto, {names[name]: learned for name, learned in p.learned.items()}
@@ -308,9 +310,41 @@ def test_of_one_number_that_use_does_not_tell_the_name_decides_and_a_note_says_s
         graph = scalars(letters, numbers)
         assert not trained(graph)
         assert any("not trained" in note for note in graph.notes) == (numbers is learned)
+        sure = {"scale": "logit_scale", "divisor": "temperature", "shift": "logit_bias"}
+        assert trained(scalars(sure, numbers)) == set(sure.values())
         module = {"scale": "alpha", "divisor": "divide", "shift": "move"}
         graph = scalars(module, numbers, "pytorch")
         assert trained(graph) == set(module.values()) and not graph.notes
+
+
+@pytest.mark.parametrize("name", ["v1", "net.m", "12"])
+def test_means_that_people_wrote_are_constants(name: str) -> None:
+    """Of images, as of ImageNet, and weights beside them that a person wrote by hand."""
+    nodes = [helper.make_node("Sub", ["x", name], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    held = {name: np.float32([[[0.485], [0.456], [0.406]]]), "w": np.float32([[0.1, 0.2], [0.3, 0.5]])}
+    tensors = [numpy_helper.from_array(array, each) for each, array in held.items()]
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3, 2))
+    graph = helper.make_graph(nodes, "g", [info], [onnx.ValueInfoProto(name="y")], tensors)
+    found = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert [value.name for value in found.parameters] == ["w"]
+
+
+@pytest.mark.parametrize("names", [("state", "R"), ("lstm.h0", "lstm.r"), ("7", "8")])
+def test_zeros_that_are_taken_apart_for_a_state_are_constants(names: tuple[str, str]) -> None:
+    """PyTorch's exporter gathers the states of layers from one tensor."""
+    zeros, recurrence = names
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", [zeros, "first"], ["h"], axis=0),
+        helper.make_node("GRU", ["x", "W", recurrence, "", "", "h"], ["", "y"], hidden_size=4),
+    ]
+    held = {zeros: np.zeros((2, 5, 4)), "W": rng.normal(size=(1, 12, 6)), recurrence: rng.normal(size=(1, 12, 4))}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), each) for each, array in held.items()]
+    tensors.append(numpy_helper.from_array(np.array([1]), "first"))
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 5, 6))
+    graph = helper.make_graph(nodes, "g", [info], [onnx.ValueInfoProto(name="y")], tensors)
+    found = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert {value.name for value in found.parameters} == {"W", recurrence}
 
 
 def test_constants_of_a_paddle_file_stay_and_the_loss_falls() -> None:
