@@ -140,7 +140,7 @@ class Selection:
                     near = f"; there are {close_names(pattern, names)}" if names else ""
                     raise UsageError(f"{option}: no weight of the model is called {pattern!r}{near}")
                 if option == "train" and not any(names[name] for name in found):
-                    reason = "it holds integers, or is a statistic that the model keeps"
+                    reason = "it holds integers, is a statistic that the model keeps, or a part of an expression"
                     raise UsageError(f"train: {found[0]!r} cannot be trained: {reason}")
 
 

@@ -29,7 +29,8 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
         return graph
     stored = {value.name: value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)}
     whole = {value.name for value in schemes(graph)}  # integers for which a step has weights in float32
-    trainable = {
+    trainable = dict.fromkeys(getattr(graph.origin, "constants", ()), False)  # to freeze them changes nothing
+    trainable |= {
         name: name in whole or (value.dtype.is_float and value.kind is not Kind.BUFFER)
         for name, value in stored.items()
     }

@@ -42,6 +42,7 @@ class Origin:
         external: whether the file has its weights in a file beside it.
         outputs: of the model, in order.
         places: stored values that graphs within nodes hold, by name.
+        constants: the names of all tensors that the file holds: some are parts of expressions, and nothing is stored.
     """
 
     label: str
@@ -51,6 +52,7 @@ class Origin:
     external: bool
     outputs: tuple[str, ...]
     places: Mapping[str, Place]
+    constants: tuple[str, ...] = ()
 
     @staticmethod
     def of(model: Model, told: onnx.GraphProto, graph: Graph, places: Mapping[str, Place]) -> Origin:
@@ -66,7 +68,10 @@ class Origin:
         path = None if model.path is None else real_place(model.path)
         external = any(is_outside(tensor) for tensor in told.initializer)
         digest = b"" if path is None else _digest(model.proto)
-        return Origin(model.label, path, proto.SerializeToString(), digest, external, tuple(graph.outputs), places)
+        outputs, written = tuple(graph.outputs), proto.SerializeToString()
+        names = [tensor.name for tensor in told.initializer]
+        names += [node.output[0] for node in told.node if node.op_type == "Constant" and node.output]
+        return Origin(model.label, path, written, digest, external, outputs, places, tuple(names))
 
     def model(self) -> onnx.ModelProto:
         """The model without the bytes of large tensors."""

@@ -154,7 +154,8 @@ def _is(number: float, known: float) -> bool:
 
 def _is_narrow(number: float) -> bool:
     """Whether a number was kept in float16 or bfloat16: it has few digits then, whatever it was."""
-    return any(float(np.asarray(number, dtype)) == number for dtype in (np.float16, ml_dtypes.bfloat16))
+    with np.errstate(over="ignore"):
+        return any(float(np.asarray(number, dtype)) == number for dtype in (np.float16, ml_dtypes.bfloat16))
 
 
 def _origins(number: float) -> Iterator[float]:

@@ -88,11 +88,10 @@ def is_written(tensor: onnx.TensorProto, path: Path | None) -> bool:
 
 def _rounding(some: np.ndarray) -> float:
     """How far numbers may be from those that were meant, as a part of each: they may have been kept in few bits."""
-    for dtype in (ml_dtypes.bfloat16, np.float16):
-        with np.errstate(over="ignore"):  # a number beyond the type's is infinite there
-            narrow = some.astype(dtype).astype(np.float64)
-        if (narrow == some).all():
-            return float(ml_dtypes.finfo(dtype).eps)
+    with np.errstate(over="ignore"):
+        for dtype in (ml_dtypes.bfloat16, np.float16):
+            if (some.astype(dtype).astype(np.float64) == some).all():
+                return float(ml_dtypes.finfo(dtype).eps)
     return 2.0**-23
 
 

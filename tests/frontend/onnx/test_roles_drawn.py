@@ -368,3 +368,7 @@ def test_constants_of_a_paddle_file_stay_and_the_loss_falls() -> None:
     batch = {"x": (0.01 + 1e-3 * rng.normal(size=(4, 8))).astype(np.float32), "target": np.zeros((4, 8), np.float32)}
     losses = [float(session.step(batch).loss) for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+    frozen = {"optimizer": fp.optim.Adam(1e-3), "target": "numpy", "freeze": ["p2o.helper.constant.*"]}
+    fp.compile(imported, fp.losses.mse, **frozen)  # to freeze what is a constant anyway is no mistake
+    with pytest.raises(fp.UsageError, match=r"no weight of the model is called 'p2o\.helper\.weight'"):
+        fp.compile(imported, fp.losses.mse, **{**frozen, "freeze": ["p2o.helper.weight"]})
