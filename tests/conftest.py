@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +16,9 @@ from foreplan import kept_plans
 from foreplan.lower import targets
 from foreplan.planner.effort import USUAL
 from tests import processor_time
-from tests.profile import PROFILE, SHORT, Profile, pick, searching_by
+from tests.profile import PROFILE, SECONDS, SEED, SHORT, Profile, pick, searching_by
+
+BEGUN = time.monotonic()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,13 +46,24 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the profile does not ask for."""
+    """Leave out what the profile does not ask for; and draw the order of files, if a seed is given."""
     least = {"slow": Profile.USUAL, "thorough": Profile.ALL}
     left = [item for item in items if any(least.get(mark.name, PROFILE) > PROFILE for mark in item.iter_markers())]
     if left:
         dropped = set(left)
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in dropped]
+    if SEED is not None:
+        files = sorted({item.path for item in items})
+        random.Random(SEED).shuffle(files)
+        place = {path: at for at, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """After the time of this run nothing begins."""
+    if time.monotonic() - BEGUN > SECONDS:
+        pytest.skip(f"the {SECONDS:.0f} seconds of FOREPLAN_TESTS_SECONDS are over")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,6 +31,9 @@ class Profile(IntEnum):
 
 
 PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
+# Where there is no time for all: after how many seconds no test begins any more, and what draws the order of the files.
+SECONDS = float(os.environ.get("FOREPLAN_TESTS_SECONDS", "inf"))
+SEED = os.environ.get("FOREPLAN_TESTS_SEED")
 
 
 # How long the planner searches in tests that are not marked `whole_search`.

@@ -51,6 +51,16 @@ def test_a_target_on_the_host_names_no_memory() -> None:
     assert "fits" not in foreplan("estimate", MODEL).stdout
 
 
+def test_what_does_not_fit_is_told_with_a_batch_that_does(tmp_path: Path) -> None:
+    model = "mlp:batch=2048,width=256,layers=2,inputs=16,classes=5"
+    options = ("estimate", model, "--target", small_card(tmp_path, FIXED + 8 * MIB), "--fission", "off")
+    smaller, budget, narrow = answer(*options, code=3)["remedies"]
+    assert smaller["batch"] < 2048 == budget["batch"] and narrow["precision"] == "fp16"
+    same = answer(*options, "--batch", smaller["batch"])
+    assert same["fits"] is True and same["whole_bytes"] == smaller["whole_bytes"]
+
+
+@pytest.mark.thorough
 def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     target = small_card(tmp_path, FIXED + 12 * MIB)
     options = ("estimate", WIDE, "--target", target, "--fission", "off")
