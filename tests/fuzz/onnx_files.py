@@ -148,10 +148,11 @@ def _numbers(value: Value, rng: np.random.Generator, edge: bool) -> np.ndarray:
     dtype, shape = value.dtype.numpy, value.shape
     if value.dtype.name == "bool":
         return rng.random(shape) < 0.5
-    if not value.dtype.is_float and "float" not in value.dtype.name:  # storage types are no floats to compute with
-        limits = ml_dtypes.iinfo(dtype)  # of NumPy's types too
+    if "int" in value.dtype.name:
+        limits = ml_dtypes.iinfo(dtype)
         chosen = [limits.min, limits.max, 0, 1, 2, 10] if edge else [max(limits.min, -3), -1, 0, 1, 2, 3, 7]
-        return rng.choice(np.array([n for n in chosen if n >= limits.min], dtype), shape)
+        held = [n for n in chosen if limits.min <= n <= limits.max]
+        return np.array(held, dtype)[rng.integers(len(held), size=shape)]
     found = rng.standard_normal(shape).astype(np.float32)
     if edge:
         odd = np.array([np.nan, np.inf, -np.inf, 1e38, 2.0**-149, 0.0, -0.0, 1e18], np.float32)
