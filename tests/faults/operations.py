@@ -10,7 +10,9 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from click.testing import CliRunner
@@ -18,13 +20,16 @@ from click.testing import CliRunner
 import foreplan as fp
 from foreplan import disk_cache, shared_plans
 from foreplan.cli import cli
+from foreplan.kept_plans import kept_plan
 from foreplan.runtime.session import Session
 from tests.cache import kept_files
+from tests.faults.of_ranks import RanksSave, in_parts, in_stages
 
 KINDS = {
     "open": (1, errno.EMFILE),
     "write": (2, errno.ENOSPC),
     "fsync": (3, errno.EIO),
+    "write error": (2, errno.EIO),
     "rename": (4, errno.EIO),
     "mmap": (5, errno.ENOMEM),
     "allocate": (6, errno.ENOMEM),
@@ -49,6 +54,15 @@ class Operation:
 
     def run(self) -> None:
         raise NotImplementedError
+
+    def attempt(self, arm: Callable[[], object], disarm: Callable[[], int]) -> bool:
+        """Run while a call fails; whether one did."""
+        arm()
+        try:
+            self.run()
+        finally:
+            self.happened = bool(disarm())
+        return self.happened
 
     def check(self, done: bool) -> None:
         raise NotImplementedError
@@ -151,6 +165,31 @@ class Share(Operation):
         shared_plans.share("a", b"old")
 
 
+class Plans(Operation):
+    """A plan is found, kept and shared by one process, and read by the next: it never fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "plans").mkdir()
+        os.environ[disk_cache.VARIABLE] = str(folder / "kept")
+        os.environ[shared_plans.VARIABLE] = str(folder / "plans")
+        self.program = fp.lower(fp.models.build(MODEL), "numpy")
+        self.right = kept_plan(self.program, None, "auto")
+
+    def run(self) -> None:
+        for _ in range(2):
+            shared_plans._place.cache_clear()
+            assert kept_plan(self.program, None, "auto") == self.right
+
+    def check(self, done: bool) -> None:
+        assert done, "nothing may depend on what is kept or shared"
+        for files in (kept_files(self.folder / "kept"), list((self.folder / "plans").iterdir())):
+            plans = [file for file in files if file.suffix != ".o"]  # beside compiled loops of the planner
+            assert [file.suffixes for file in plans] in ([], [[".plan", ".json"]]), files
+            for file in plans:
+                file.unlink()
+
+
 class Bind(Operation):
     """A session is made, takes a step and reads a checkpoint."""
 
@@ -199,13 +238,16 @@ class Train(Operation):
         assert session.steps_done in (2, 4)
 
 
-OPERATIONS: dict[str, Callable[[Path], Operation]] = {
+OPERATIONS: dict[str, Callable[[Path], Any]] = {
     "save": Save,
     "plan": Plan,
     "keep": Keep,
     "share": Share,
     "bind": Bind,
     "train": Train,
+    "plans": Plans,
+    "ranks": lambda folder: RanksSave(folder, in_parts()),
+    "stages": lambda folder: RanksSave(folder, in_stages()),
 }
 
 
@@ -217,15 +259,12 @@ def main(name: str, kind: str, folder: Path, most: int) -> int:
     which, error = KINDS[kind]
     for number in range(1, most + 1):
         done = True
-        SHIM.fault_arm(which, number, error)
         try:
-            operation.run()
+            operation.attempt(partial(SHIM.fault_arm, which, number, error), SHIM.fault_disarm)
         except (fp.ForeplanError, MemoryError):
             done = False
-        finally:
-            happened = SHIM.fault_disarm()
         operation.check(done)
-        if not happened:
+        if not operation.happened:
             return number - 1
     return most
 

@@ -15,15 +15,17 @@ MOST = 60  # faults of a kind
 # Where there is no such call: a program that says so here has changed, and is looked at anew.
 NONE = {
     *((name, "mmap") for name in ("save", "plan", "keep", "share")),
+    ("bind", "write error"),
+    ("plans", "fsync"),
     *(("bind", kind) for kind in ("write", "fsync", "rename")),
     ("keep", "fsync"),
     ("share", "fsync"),
 }
-KINDS = ("open", "write", "fsync", "rename", "mmap", "allocate")
+KINDS = ("open", "write", "write error", "fsync", "rename", "mmap", "allocate")
 # Training begins with compiling, which allocates more often than can be tried; `bind` and `save` ask for memory alone.
 CASES = [
     *((name, kind) for name in ("save", "plan", "keep", "share", "bind") for kind in KINDS),
-    *(("train", kind) for kind in ("open", "write", "fsync", "rename")),
+    *((name, kind) for name in ("train", "plans", "ranks", "stages") for kind in KINDS[:5]),
 ]
 
 
