@@ -91,7 +91,12 @@ SIZE = 48 << 10  # bytes of the files, about
 CASES = [(format, name) for format, writers in WRITERS.items() for name in writers]
 
 
-@pytest.mark.parametrize(("format", "name"), CASES)
+LONG = {"functions_that_call_two", "known_products"}  # which take the most of what they may
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [pytest.param(*case, marks=[pytest.mark.thorough] * (case[1] in LONG)) for case in CASES]
+)
 def test_a_hostile_file_takes_no_more_than_its_format_may(format: str, name: str, tmp_path: Path) -> None:
     step()
     file, read = READERS[format]
