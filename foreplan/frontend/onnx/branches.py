@@ -32,9 +32,8 @@ Branch = Callable[[str, str, Value], list[State]]
 class Guards:
     """Tensors as branches read them: as they are, with a gradient only where the branch is taken."""
 
-    def __init__(self, store: Callable[[Operand], Value]) -> None:
-        self._store = store
-        self._made: dict[tuple[Operand, Value], Value] = {}
+    def __init__(self) -> None:
+        self._made: dict[tuple[Value, Value], Value] = {}
         self._conditions: dict[str, Value] = {}
         self._renamed: dict[Value, Value] = {}  # what is held here → itself, or what has taken its place
 
@@ -43,22 +42,20 @@ class Guards:
 
         Args:
             b: where nodes are added.
-            found: made outside of the branch, or a constant.
+            found: made outside of the branch, or stored. A constant is guarded when it is stored.
             taken: whether the branch is taken, one truth value.
         """
         if isinstance(found, Tensors):
-            return Tensors(tuple(self._read(b, item, taken) for item in found.items))
-        return self._read(b, found, taken)
+            return Tensors(tuple(self.value(b, x, taken) if isinstance(x, Value) else x for x in found.items))
+        return self.value(b, found, taken) if isinstance(found, Value) else found
 
-    def _read(self, b: Builder, found: Operand, taken: Value) -> Operand:
-        if not _has_gradient(found.type.dtype):
-            return found
-        if isinstance(found, Constant) and (found.is_foldable or found.kind is Kind.BUFFER):
+    def value(self, b: Builder, found: Value, taken: Value) -> Value:
+        """As `read`, of one value."""
+        if not _has_gradient(found.type.dtype) or found.kind is Kind.BUFFER:
             return found
         if (found, taken) not in self._made:
-            value = self._store(found)
-            through = elementwise(b, lambda c, x: where(c, x, 0.0), taken, value)
-            self._made[found, taken] = self._held(b.apply(StraightThrough(), value, through))
+            through = elementwise(b, lambda c, x: where(c, x, 0.0), taken, found)
+            self._made[found, taken] = self._held(b.apply(StraightThrough(), found, through))
         return self._now(self._made[found, taken])
 
     def chosen_by(self, node: str, condition: Value) -> None:

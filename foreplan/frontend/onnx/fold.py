@@ -106,7 +106,7 @@ class _Apart:
         self.floats: dict[str, Value] = {}
         self._values: dict[Constant, Value] = {}
 
-    def store(self, operand: Operand) -> Value:
+    def store(self, operand: Operand, taken: Value | None = None) -> Value:
         """A constant's content under a value of this graph."""
         if isinstance(operand, Value):
             return operand

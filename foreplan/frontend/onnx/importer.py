@@ -83,7 +83,7 @@ class Importer:
         self.allowance = Allowance("ONNX", model.proto.ByteSize())
         self.updates: dict[Value, Value] = {}
         self.floats: dict[str, Value] = {}
-        self.guards = Guards(self.store)
+        self.guards = Guards()
         self.nested = Nested()
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
@@ -159,7 +159,7 @@ class Importer:
         found = None if at is None else at.tensors[name]
         if at is None or found is None:
             raise ModelError(f"{self.model.label}: {reader} reads {name!r}, but no input, initializer or node gives it")
-        if scope.taken is not None and (at.taken is not scope.taken or isinstance(found, Constant)):
+        if scope.taken is not None and at.taken is not scope.taken:
             return self.guards.read(self.b, found, scope.taken)
         return found
 
@@ -169,10 +169,14 @@ class Importer:
         tensor.take(role.kind, role.why)
         return tensor
 
-    def store(self, operand: Operand) -> Value:
+    def store(self, operand: Operand, taken: Value | None = None) -> Value:
         """An operand in the graph: a constant becomes a stored value when it is first read."""
         if isinstance(operand, Value):
             return operand
+        value = self._stored(operand)
+        return value if taken is None else self.guards.value(self.b, value, taken)
+
+    def _stored(self, operand: Constant) -> Value:
         if operand.value is None:
             name = self._taken.claim(operand.name)
             operand.value = Value(name, operand.packed or operand.type, operand.kind, operand.init, operand.why)

@@ -61,8 +61,8 @@ class Context(Protocol):
     batch: Rebatch | None
     path: Path | None
 
-    def store(self, operand: Operand) -> Value:
-        """An operand in the graph."""
+    def store(self, operand: Operand, taken: Value | None = None) -> Value:
+        """An operand in the graph, as a node within a branch reads it that may be taken."""
 
     def sources(self, value: Value) -> Sequence[Value]:
         """The model's inputs that a value is computed from."""
@@ -144,7 +144,7 @@ class OnnxNode:
 
     def as_value(self, operand: Operand) -> Value:
         """An operand in the graph."""
-        return self._context.store(operand)
+        return self._context.store(operand, self.taken)
 
     def values(self) -> list[Value]:
         """All inputs that are given."""
