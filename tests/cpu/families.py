@@ -1,11 +1,12 @@
 """A small net of each family on this process's instruction set, told as JSON: what runs, and how far from NumPy.
 
-`ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.cpu.families` asks oneDNN for no more than AVX2.
+`ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.cpu.families` asks oneDNN for no more than AVX2. Names of nets may follow.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -87,7 +88,8 @@ def told(name: str, training: bool) -> Mapping[str, object]:
 
 
 if __name__ == "__main__":
-    cases = [(name, training) for name, trains in NETS.items() for training in {False, trains}]
+    chosen = sys.argv[1:] or list(NETS)
+    cases = [(name, training) for name in chosen for training in {False, NETS[name]}]
     with searching_by(SHORT):
         nets = {f"{name} {'training' if training else 'inference'}": told(name, training) for name, training in cases}
     print(json.dumps({"instruction set": library().isa, "nets": nets}))

@@ -30,7 +30,7 @@ from foreplan.runtime.kernel import Refused
 from tests.cpu.check import needs_onednn, run
 from tests.engines.engine import NARROW
 from tests.kernels import normal
-from tests.profile import cases
+from tests.profile import few
 
 pytestmark = needs_onednn()
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,8 +55,8 @@ RUN_AGAIN = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cases(("AVX2", "AVX512_CORE", "AVX", "SSE41"), thorough=("AVX", "SSE41")))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["AVX2", "AVX512_CORE", "AVX", "SSE41"])
 def test_kernels_and_steps_in_both_types(name: str) -> None:
     """Drawn ops, steps beside NumPy's, and bits by one thread and by several."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -107,10 +107,13 @@ def test_bfloat16_without_onednns_kernels_is_noted(without_narrow_kernels: None)
     assert "in float32" in note and " matmul" in note
 
 
-@pytest.mark.parametrize("name", cases(SETS, slow=("SSE41",), thorough=("AVX2", "DEFAULT")))
-def test_a_small_net_of_each_family(name: str) -> None:
+FEW = ["mlp:width=32,batch=4", "images of 1 axis"]
+
+
+@pytest.mark.parametrize(("name", "nets"), few([("SSE41", FEW), *((name, []) for name in SETS)]))
+def test_a_small_net_of_each_family(name: str, nets: list[str]) -> None:
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.cpu.families"]
+    command = [sys.executable, "-m", "tests.cpu.families", *nets]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=300)
     found = json.loads(done.stdout)
     if found["instruction set"] != (SETS[name] or found["instruction set"]):

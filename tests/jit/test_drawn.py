@@ -149,7 +149,7 @@ def plans(mode: str, problems: int, actions: int, *models: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_planner_plans_the_same_where_nothing_is_compiled() -> None:
     assert plans("off", 1, 7) == plans("", 1, 7)
 

@@ -26,9 +26,9 @@ SMALL = [
     "vgg16:batch=1,size=32,classes=5",
     "mobilenet_v2:batch=2,size=32,classes=5",
     "unet:batch=1,size=32",
-    "gpt2_small:batch=2,seq=12,layers=2",
-    "bert_base:batch=2,seq=10,layers=1",
-    "vit_b16:batch=2,size=32,layers=1,classes=5",
+    "gpt2_small:batch=2,seq=12,layers=2,width=32,heads=4,vocabulary=60",
+    "bert_base:batch=2,seq=10,layers=1,width=32,heads=4,vocabulary=60",
+    "vit_b16:batch=2,size=32,layers=1,width=48,heads=4,classes=5",
     "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
     "ddpm_unet:batch=2,size=16,layers=1,width=8,groups=4",
     "dlrm:batch=4,dense=5,tables=4,rows=20,width=8,hidden=16",
@@ -40,9 +40,9 @@ SMALL = [
     "t5_small:batch=2,seq=8,decoder_seq=6,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=60",
     "lstm_lm:batch=2,seq=3,width=16,vocabulary=60",
 ]
-QUICK = ("conv_chain", "mlp", "resnet18", "gpt2_small", "vit_b16", "dlrm")
+QUICK = ("conv_chain", "mlp", "gpt2_small", "vit_b16", "dlrm", "lstm_lm")
 LARGE = {name.partition(":")[0] for name in SMALL} - set(QUICK)
-CASES = cases(SMALL, slow=("gpt2_small", "vit_b16"), thorough=LARGE)
+CASES = cases(SMALL, thorough=LARGE)
 
 
 def model(name: str) -> tuple[Graph, object]:

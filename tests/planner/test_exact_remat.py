@@ -107,7 +107,7 @@ def test_all_schedules_of_tiny_training_steps() -> None:
     assert sum(agree(problem, (15, 13, 11, 9)) for problem in TINY if small(problem, 12)) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_schedules_of_larger_training_steps() -> None:
     assert sum(agree(random_training(seed, 3), (15, 13, 11, 9)) for seed in range(14)) >= 8
 

@@ -22,11 +22,11 @@ import pytest
 from foreplan.errors import UnsupportedError
 from foreplan.onnx_backend import Backend
 from tests.frontend.onnx.suites import KINDS, Case, cases, forms
-from tests.profile import pick
+from tests.profile import few
 
 AS_IS, REFUSED = (Path(__file__).with_name(name) for name in ("as_is.txt", "refused.txt"))
 DEVICES = ("numpy", "cpu:threads=1")
-PARTS = 6  # of the suite of nodes, so that processes can share it
+PARTS = 12  # of the suite of nodes, so that processes can share it
 # Their expected outputs hold numbers drawn by NumPy's generator, which no graph can draw again.
 DRAWN = re.compile("test_(training_dropout(?!.*zero_ratio)|bernoulli|randomuniform|randomnormal)")
 # The tolerance of a result that was computed in few bits: two units in the last place, as ONNX's runner has it.
@@ -140,7 +140,7 @@ def _check(part: tuple[Case, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(pick(1, 1, PARTS)))
+@pytest.mark.parametrize("part", few(range(PARTS)))
 def test_nodes_are_right_or_listed_as_refused(part: int) -> None:
     _check(cases("node")[part::PARTS])
 
