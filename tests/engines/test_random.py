@@ -8,6 +8,7 @@ import pytest
 from foreplan.graph.types import DTYPES
 from foreplan.ops.random import Random
 from tests.engines.engine import Engine
+from tests.profile import values
 
 EXACT = {"rtol": 0.0, "atol": 0.0}
 STATES = [(0, 0), (12345, 7), (2**64 - 1, 2**64 - 2), (2**32 + 5, 2**32 + 1), (2**63 + 5, 2**40 + 1)]
@@ -18,8 +19,7 @@ def state(numbers: tuple[int, int] = STATES[1]) -> np.ndarray:
     return np.array(numbers, np.uint64)
 
 
-@pytest.mark.parametrize("numbers", STATES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "numbers"), values(SHAPES, STATES), ids=str)
 def test_bits_are_the_same(engine: Engine, shape: tuple[int, ...], numbers: tuple[int, int]) -> None:
     for dtype in ("bool", "float32", "uint8", "int64"):
         engine.check(Random("bernoulli", shape, DTYPES[dtype], 3, p=0.3), state(numbers), **EXACT)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from foreplan.planner import Action, Problem, Region, Role, Value, explain, plan
 from foreplan.planner.recompute.lateness import as_late
 from tests.planner.problems import training_net
@@ -49,6 +51,7 @@ def test_orders_that_replace_what_is_needed_again_do_not_count() -> None:
     assert late is not None and [late.problem.actions[run].name[0] for run in late.order] == ["a", "y", "a", "b", "u"]
 
 
+@pytest.mark.whole_search
 def test_a_plan_within_a_tight_budget_tells_what_the_new_order_brought() -> None:
     problem = training_net(6)
     found = plan(problem, 0.55)

@@ -157,8 +157,8 @@ def test_early_steps_and_late_ones_use_the_same_bytes() -> None:
     session.step(data)
     gc.collect()
     tracemalloc.start()
-    early = held_after(51)
-    late = held_after(pick(100, 200, 947))
+    early = held_after(pick(10, 20, 51))
+    late = held_after(pick(20, 50, 947))
     tracemalloc.stop()
     assert early > 0 and late - early < 2048
 
