@@ -88,7 +88,7 @@ def is_written(tensor: onnx.TensorProto, path: Path | None) -> bool:
 
 def _rounding(some: np.ndarray) -> float:
     """How far numbers may be from those that were meant, as a part of each: they may have been kept in few bits."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         for dtype in (ml_dtypes.bfloat16, np.float16):
             if (some.astype(dtype).astype(np.float64) == some).all():
                 return float(ml_dtypes.finfo(dtype).eps)
