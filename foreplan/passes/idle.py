@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from foreplan.graph import Graph, Node, Value
-from foreplan.ops.expr import Arg, Call, Expr, derivative
+from foreplan.ops.expr import Arg, Call, Expr, derivative, subexpressions
 from foreplan.ops.expr.nodes import is_literal
 from foreplan.ops.map import Map
 from foreplan.ops.marks import StopGradient, StraightThrough
@@ -75,10 +75,13 @@ def _passed(node: Node) -> set[Value]:
 
 def _is_zero(flow: Expr) -> bool:
     """Whether a derivative is a product with zero."""
-    if is_literal(flow, 0):
-        return True
-    if not isinstance(flow, Call):
-        return False
-    if flow.function == "mul":
-        return any(map(_is_zero, flow.args))
-    return flow.function in ("add", "sub", "neg") and all(map(_is_zero, flow.args))
+    zero: dict[Expr, bool] = {}
+    for part in subexpressions(flow):
+        args = [zero[arg] for arg in part.args] if isinstance(part, Call) else []
+        if isinstance(part, Call) and part.function == "mul":
+            zero[part] = any(args)
+        elif isinstance(part, Call):
+            zero[part] = part.function in ("add", "sub", "neg") and all(args)
+        else:
+            zero[part] = is_literal(part, 0)
+    return zero[flow]
