@@ -263,6 +263,8 @@ def test_no_leftovers() -> None:
 def test_whatever_skips_a_test_says_why() -> None:
     silent = []
     for file in sorted((ROOT / "tests").glob("**/*.py")):
+        if not re.search(r"\b(skip|skipif|importorskip|xfail)\b", file.read_text()):
+            continue
         for call in (node for node in ast.walk(parsed(file)) if isinstance(node, ast.Call)):
             if not isinstance(call.func, ast.Attribute) or not re.search("skip|xfail", call.func.attr):
                 continue

@@ -154,6 +154,7 @@ def test_the_planner_plans_the_same_where_nothing_is_compiled() -> None:
     assert plans("off", 1, 7) == plans("", 1, 7)
 
 
+@pytest.mark.thorough
 def test_the_planner_keeps_within_its_arrays() -> None:
     """Compiled code that checks every index: out of its axis, it would read or write what is not its own."""
     models = ["mlp:width=8,layers=3,batch=2", "gpt2_small:layers=1,batch=1,seq=16,width=32,heads=4,vocabulary=50"]

@@ -127,6 +127,7 @@ print("llvmlite.binding" in sys.modules, "llvmlite" in open("/proc/self/maps").r
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_compiles_nothing_does_without_llvm(tmp_path: Path) -> None:
     """The second of two has all machine code from disk."""
     given = {**os.environ, "FOREPLAN_CACHE_DIR": str(tmp_path)}

@@ -16,7 +16,8 @@ from foreplan.graph import Graph
 from foreplan.lower import ENGINES, engine_info, lower, target_named, targets
 from foreplan.ops.loop import Loop
 from foreplan.options import Options
-from foreplan.runtime.cpu import machine
+from foreplan.processor import cores
+from foreplan.runtime.cpu import machine, target
 from foreplan.runtime.loop import loop_of
 from tests.cpu.check import notes_of
 
@@ -37,6 +38,7 @@ def test_an_option_that_a_target_does_not_have_is_refused(target: str) -> None:
 
 
 def test_the_target_cpu_takes_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "cores", cores)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 6} if process == 0 else {0})
     assert [target_named(text).name for text in ("cpu", "cpu:threads=2")] == ["cpu:threads=3", "cpu:threads=2"]
 

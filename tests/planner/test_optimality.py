@@ -11,7 +11,7 @@ import pytest
 
 from tests.planner.near_optimal import SHARES, Comparison, compare
 from tests.planner.training_graphs import GRAPHS, JOINED, nothing_in_place
-from tests.profile import pick
+from tests.profile import few, pick
 
 pytestmark = pytest.mark.whole_search
 
@@ -36,7 +36,7 @@ CONCATENATIONS = tuple(JOINED)[:: pick(6, 4, 1)]
 
 @pytest.mark.parametrize(
     ("names", "in_place"),
-    [(APART, False), (IN_PLACE, True), (CONCATENATIONS, True)],
+    few([(APART, False), (IN_PLACE, True), (CONCATENATIONS, True)], (1,)),
     ids=["apart", "in_place", "concatenations"],
 )
 def test_no_plan_is_far_from_the_optimum(names: Sequence[str], in_place: bool) -> None:
