@@ -178,12 +178,18 @@ def test_a_recurrent_layer_of_no_steps_gives_its_first_state(op: str, direction:
     np.testing.assert_array_equal(found["last"], weights["s"])
 
 
-def test_recurrent_layers_in_loops_come_to_an_end() -> None:
+def test_recurrent_layers_of_many_steps_come_to_an_end() -> None:
     rows = [node("LSTM", "x w r", "y", hidden_size=2)]
     weights = {"w": random(1, 8, 2), "r": random(1, 8, 2)}
     with pytest.raises(ModelError, match=r"\(LSTM\).*1099511627776 steps"):
         from_onnx(model(rows, {"x": (1 << 40, 1, 2)}, ["y"], weights))
     assert len(from_onnx(model(rows, {"x": (10_000, 1, 2)}, ["y"], weights)).nodes) < 20
+
+
+@pytest.mark.thorough
+def test_loops_of_recurrent_layers_come_to_an_end() -> None:
+    rows = [node("LSTM", "x w r", "y", hidden_size=2)]
+    weights = {"w": random(1, 8, 2), "r": random(1, 8, 2)}
     inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL))
     body = branch("body", node("Identity", "go_in", "go"), *rows, inputs=inputs, outputs="go y")
     nodes = [node("Loop", "many yes", "all", "loop", body=body)]
