@@ -99,6 +99,13 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> None:
+    """All files are parsed once, for all rules."""
+    for file in [*python_files(), *(ROOT / "tests").glob("**/*.py")]:
+        parsed(file)
+
+
 def imports(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(parsed(file)):

@@ -244,7 +244,7 @@ def test_every_command_takes_them(tmp_path: Any) -> None:
 
 
 def test_commands_that_search_take_them() -> None:
-    model, named = "mlp:width=16,layers=3,batch=32,inputs=8,classes=3", ("--keep", "hidden0", "--recompute", "hidden1")
+    model, named = "mlp:width=16,layers=3,batch=32,inputs=8,classes=3", ("--keep", "relu.2", "--recompute", "relu.1")
     figures = answer("estimate", model, *named, "--fission", "off")
     points = answer("pareto", model, *named, "--fission", "off")["points"]
     assert min(point["extra_flops_ratio"] for point in points) > 0

@@ -86,7 +86,7 @@ def summed(exact: tuple[np.ndarray, np.ndarray], group: int) -> tuple[np.ndarray
 
 
 @pytest.mark.parametrize("name", UNITS)
-@pytest.mark.parametrize("number", range(pick(6, 12, 100)))
+@pytest.mark.parametrize("number", range(pick(2, 4, 100)))
 def test_drawn_attention_is_near_exact_results(number: int, name: str) -> None:
     rng = np.random.default_rng(number)
     batch, shared, group = (int(x) for x in rng.integers(1, 3, 3))

@@ -121,6 +121,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "settings"
 
 
+@pytest.mark.thorough
 @needs_gcc
 def test_every_figure_is_what_the_card_took(machine: Machine) -> None:
     found = calibrate(machine, machine.open, VERSIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
     return made
 
 
+@cache
 def step_for(prefetch: bool = True, **options: object) -> fp.Compiled:
     return compiled(perceptron(8), fp.optim.Adam(1e-2), target=TARGET, prefetch=prefetch, **options)
 

@@ -126,7 +126,7 @@ def test_steps_that_multiply_by_cublaslt(target: str, scratch: bool, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", cases(DEEP, thorough={name.partition(":")[0] for name in DEEP} - {"unet", "vit_b16", "gpt2_small"})
+    "name", cases(DEEP, thorough={name.partition(":")[0] for name in DEEP} - {"vit_b16", "gpt2_small"})
 )
 def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within twice what rounding does, and 1e-4."""

@@ -32,12 +32,14 @@ class Unbound(ShapeError):
 
     def __init__(
         self,
+        message: str,
+        *,
         label: str,
         declared: Mapping[str, Sequence[Extent] | None],
         bound: Mapping[str, Sequence[int | None]],
         dtypes: Mapping[str, DType],
     ) -> None:
-        super().__init__(f"{label}: sizes of its inputs are open")
+        super().__init__(message)
         self.label, self.declared, self.bound, self.dtypes = label, declared, bound, dtypes
 
 
@@ -101,7 +103,8 @@ def bind_shapes(
         for name, extents in declared.items()
     }
     if any(declared[name] is None or None in shape for name, shape in final.items()):
-        raise Unbound(model.label, declared, final, dtypes)
+        message = f"{model.label}: sizes of its inputs are open"
+        raise Unbound(message, label=model.label, declared=declared, bound=final, dtypes=dtypes)
     types = {
         name: _type(model, name, dtypes[name], tuple(extent for extent in shape if extent is not None))
         for name, shape in final.items()
