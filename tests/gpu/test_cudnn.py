@@ -25,6 +25,7 @@ from foreplan.runtime.cuda.launch import Arithmetic
 from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan, library, missing, workspace_of
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
+from tests.cache import kept_files
 from tests.gpu.check import asking_anew, with_cudnn
 
 MIB = 1 << 20
@@ -253,7 +254,7 @@ def test_plans_are_kept_and_the_same_from_run_to_run(monkeypatch: pytest.MonkeyP
     op, a, b = triple("float32[8,32,16,16]", "float32[64,32,3,3]", "float32[8,64,16,16]", 3, 16)[1]
     first = plans(op, a, b)
     cudnn_conv_plans._answers.cache_clear()
-    (file,) = (tmp_path / "kept").iterdir()
+    (file,) = kept_files(tmp_path / "kept")
     with monkeypatch.context() as patch:
         patch.setattr(cudnn_conv_plans, "_ranked", lambda *_: pytest.fail("asked again"))
         assert plans(op, a, b) == first
@@ -297,7 +298,7 @@ def test_a_failure_is_no_answer(status: str, monkeypatch: pytest.MonkeyPatch, tm
     with monkeypatch.context() as patch:
         patch.setattr(cudnn_conv_plans, "_graph", fails("CUDNN_STATUS_NOT_SUPPORTED_LAYOUT"))
         assert not plans(op, a, b)
-    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert len(kept_files(tmp_path / "kept")) == 1
 
 
 @with_cudnn
