@@ -53,7 +53,15 @@ class _Waits:
         self._members: Sequence[int] = ()  # of the same
         self._number = 0  # of waits so far
         self._told = False
-        threading.Thread(target=self._tell, name="foreplan: what ranks wait for", daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="foreplan: what ranks wait for", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Tell nothing more. A thread that is within the library when Python ends would end the process as a fault."""
+        self._over.set()
+        self._thread.join(10 * _LONG)
 
     def until(self, works: Sequence[Any], what: str, members: Sequence[int]) -> None:
         """Return when all works are done.
@@ -95,8 +103,7 @@ class _Waits:
         stopped, which no library notices, the thread ends this one.
         """
         before, look = 0, Look(self.rank, (), self.who)
-        while True:
-            time.sleep(_LONG)
+        while not self._over.wait(_LONG):
             number, what = self._number, self.what
             if number != before:
                 before, look = number, Look(self.rank, self._members, self.who)

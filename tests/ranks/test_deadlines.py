@@ -134,3 +134,19 @@ def test_the_first_call_says_the_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     assert current(deadline=5) is job.world
     with pytest.raises(fp.UsageError, match="in the first call"):
         current(deadline=6)
+
+
+def test_nothing_of_this_process_waits_in_the_library_when_python_ends() -> None:
+    """A thread that C++ holds then ends the process as a fault, whatever it has trained."""
+    code = (
+        "import atexit, threading, time\n"
+        "from types import SimpleNamespace\n"
+        "from foreplan.runtime.ranks import gloo\n"
+        "gloo._LONG = 0.05\n"
+        "atexit.register(lambda: print([each.name for each in threading.enumerate()]))\n"
+        "waits = gloo._Waits(SimpleNamespace(set=lambda name, what: time.sleep(0.2)), 0, 2, 60.0)\n"
+        "waits._number, waits.what = 1, 'gradients'\n"
+        "time.sleep(0.15)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['MainThread']"
