@@ -20,6 +20,7 @@ from foreplan.runtime.ranks.late import DEADLINE, STOPPED, Look, Who, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _LONG = 0.5  # seconds after which a rank that waits says so
+_SETTLED = 0.1  # seconds in which the library's threads have let go of arrays; this one leaves them Python's lock
 _MORE = 30.0  # seconds that the library waits beyond the deadline, so that it is foreplan that tells
 
 
@@ -59,9 +60,12 @@ class _Waits:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Tell nothing more. A thread that is within the library when Python ends would end the process as a fault."""
+        """Tell nothing more. A thread that is within the library when Python ends would end the process as a fault; so
+        would the library's own threads, which take Python's lock to let go of the arrays of what they have just done.
+        """
         self._over.set()
         self._thread.join(10 * _LONG)
+        time.sleep(_SETTLED)
 
     def until(self, works: Sequence[Any], what: str, members: Sequence[int]) -> None:
         """Return when all works are done.
