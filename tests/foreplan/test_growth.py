@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import _lru_cache_wrapper
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from onnx import TensorProto, helper
 
 import foreplan as fp
 from foreplan.passes.pipeline import PASSES, Pass
+from tests.remembered import forget
 
 TIMES = 3  # for a model of twice the length, at most
 WORK, TEXT, BYTES = 2_000, 500, 200_000  # and so much is nothing
@@ -114,7 +114,7 @@ class Meter:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Calls are counted while the body runs, or bytes."""
-        _forget()
+        forget()
         if self.memory:
             tracemalloc.start()
         else:
@@ -147,15 +147,6 @@ class Meter:
             return graph
 
         return run
-
-
-def _forget() -> None:
-    """What functions remember, so that a second model does not find what the first has left."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("foreplan"):
-            for each in vars(module).values():
-                if isinstance(each, _lru_cache_wrapper):
-                    each.cache_clear()
 
 
 def _compiled(model: Model, target: str, trains: bool, meter: Meter) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import gc
 import importlib
 import inspect
 import pickle
@@ -19,6 +17,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
+from tests.remembered import forget
 from tests.runtime.micro_batches import compiled, data_for, perceptron
 
 
@@ -67,13 +66,6 @@ def test_a_pool_of_processes_gives_what_does_not_fit(start: str) -> None:
         error = pool.submit(refuse, "1KiB").exception(timeout=120)
     assert isinstance(error, fp.DoesNotFitError) and error.capacity == 1024 < error.needed
     assert error.plan.arena_bytes == error.needed and error.advice
-
-
-def forget() -> None:
-    """Empty every cache of the package, as a long process does that compiles many models."""
-    for each in gc.get_objects():
-        if isinstance(each, functools._lru_cache_wrapper) and each.__module__.startswith("foreplan."):
-            each.cache_clear()
 
 
 @pytest.mark.parametrize(
