@@ -34,13 +34,13 @@ def test_a_folder_and_files_that_others_may_write_serve(mode: int, machine: Mach
 
 AS_ANOTHER = """
 import encodings.ascii, os, sys, filelock
-from pathlib import Path
 from foreplan import disk_cache, kept_plans
 from tests.planner.problems import training_chain
 plan, planned = kept_plans.plan, []
 plan(training_chain(2))  # which loads what the other user may not be able to read
 os.setgroups([]), os.setgid(54321), os.setuid(54321)
-disk_cache._folder = lambda: Path(sys.argv[1])
+os.environ[disk_cache.VARIABLE] = sys.argv[1]
+disk_cache._folder.cache_clear()
 kept_plans.plan = lambda *question, **options: planned.append(1) or plan(*question, **options)
 for layers in (1, 2, 3):
     kept_plans.kept_plan(training_chain(layers), None, "auto")
