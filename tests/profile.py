@@ -41,11 +41,12 @@ SHORT = Effort(
     order=OrderEffort(search_work=200_000, window_work=40_000, move_work=600_000),
     recompute=RecomputeEffort(
         descent_work=200_000,
-        short_work=100_000,
-        reordered=400,
-        polish_work=5_000_000,
+        short_work=50_000,
+        reordered=200,
+        polish_work=500_000,
         polish_pair=300,
-        sequences=SequenceEffort(trials=10, work=2_000_000),
+        patience=4,
+        sequences=SequenceEffort(trials=4, work=500_000),
     ),
     placement=PlacementEffort(
         layout_work=10_000,
