@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cpu.check import instruction_set, needs_onednn
+from tests.profile import few, pick
 
 LISTS = 4 * 1024  # bytes: of arguments, of the primitives of one kernel
 # Bytes a thread, by the instruction set: of any product, and of products with gaps and of convolutions.
@@ -70,23 +71,30 @@ int posix_memalign(void **p, size_t step, size_t n) {
     return *p ? 0 : ENOMEM;
 }
 """
+# Of steps that are named on the command line: the most bytes held while each runs, and those that are left. What is
+# left of earlier ones to the garbage collector is freed before.
 STEPS = """
-import ctypes, json, sys
+import ctypes, gc, json, sys
 from tests.cpu.test_engine import compiled, data_for
 from tests.profile import SHORT, searching_by
 
-counter = ctypes.CDLL(None)
-with searching_by(SHORT):
-    step = compiled(sys.argv[1], sys.argv[2], sys.argv[3] == "training")
-session, data = step.bind(), data_for(step)
-for _ in range(3):
-    session.step(data)
-run = session._body.bound.run
-run()
-counter.start_counting()
-run()
-counter.stop_counting()
-print(json.dumps([ctypes.c_long.in_dll(counter, name).value for name in ("most_held", "still_held")]))
+counter, found = ctypes.CDLL(None), []
+for model, threads, form in json.loads(sys.argv[1]):
+    with searching_by(SHORT):
+        step = compiled(model, f"cpu:threads={threads}", form == "training")
+    session, data = step.bind(), data_for(step)
+    for _ in range(3):
+        session.step(data)
+    run = session._body.bound.run
+    run()
+    gc.collect()
+    gc.disable()
+    counter.start_counting()
+    run()
+    counter.stop_counting()
+    gc.enable()
+    found.append([ctypes.c_long.in_dll(counter, name).value for name in ("most_held", "still_held")])
+print(json.dumps(found))
 """
 pytestmark = [
     needs_onednn(),
@@ -106,46 +114,56 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "counter.so"
 
 
-def held(counter: Path, *arguments: str, text: str = STEPS) -> tuple[int, int]:
-    """The most bytes that a step holds beside the arena, and those that it leaves."""
+def held(counter: Path, *steps: tuple[str, int, str], text: str = STEPS) -> list[list[int]]:
+    """Of each step the most bytes that it holds beside the arena, and those that it leaves; all in one process."""
     answer = subprocess.run(
-        [sys.executable, "-c", text, *arguments],
+        [sys.executable, "-c", text, json.dumps(steps)],
         env={**os.environ, "LD_PRELOAD": str(counter)},
         check=True,
         capture_output=True,
         text=True,
     )
-    most, left = json.loads(answer.stdout)
-    return most, left
+    found: list[list[int]] = json.loads(answer.stdout)
+    return found
 
 
 def test_the_counter_counts(counter: Path) -> None:
     """Else the rest could not fail."""
-    text = STEPS.replace("counter.start_counting()\nrun()", "counter.start_counting()\nkept = bytearray(12345)")
-    most, left = held(counter, "mlp:width=32,batch=8", "cpu:threads=1", "inference", text=text)
+    text = STEPS.replace("counter.start_counting()\n    run()", "counter.start_counting()\n    kept = bytearray(12345)")
+    ((most, left),) = held(counter, ("mlp:width=32,batch=8", 1, "inference"), text=text)
     assert 12345 <= left <= most < 12345 + 2048
 
 
 GPT = "gpt2_small:batch=2,seq=160,layers=2,width=256,heads=4,vocabulary=600"
 RESNET = "resnet18:batch=2,size=64,classes=7"
+MOBILE = "mobilenet_v2:batch=2,size=64,classes=5"
+USUAL = {
+    ("mlp:width=200,batch=64", 1, "training"): PRODUCT,
+    (GPT, 1, "training"): BLOCK,
+    (GPT, 1, "inference"): BLOCK,
+    (RESNET, 1, "training"): BLOCK,
+    (MOBILE, 1, "inference"): PRODUCT,
+}
+OTHERS = {
+    (RESNET, 2, "training"): 2 * BLOCK,
+    (RESNET, 1, "inference"): BLOCK,
+    (MOBILE, 1, "training"): PRODUCT,
+}
+
+
+@pytest.fixture(scope="module")
+def taken(counter: Path) -> dict[tuple[str, int, str], list[int]]:
+    steps = pick([*USUAL], [*USUAL], [*USUAL, *OTHERS])
+    return dict(zip(steps, held(counter, *steps), strict=True))
 
 
 @pytest.mark.parametrize(
     ("model", "threads", "form", "most"),
-    [
-        ("mlp:width=200,batch=64", 1, "training", PRODUCT),
-        (GPT, 1, "training", BLOCK),
-        (RESNET, 1, "training", BLOCK),
-        pytest.param(RESNET, 2, "training", 2 * BLOCK, marks=pytest.mark.thorough),
-        pytest.param(RESNET, 1, "inference", BLOCK, marks=pytest.mark.thorough),
-        pytest.param(GPT, 1, "inference", BLOCK, marks=pytest.mark.slow),
-        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", PRODUCT, marks=pytest.mark.thorough),
-        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "inference", PRODUCT, marks=pytest.mark.slow),
-    ],
+    few([(*step, most) for step, most in (USUAL | OTHERS).items()], range(len(USUAL))),
 )
 def test_a_step_holds_what_onednn_does_not_tell_and_leaves_nothing(
-    counter: Path, model: str, threads: int, form: str, most: int
+    taken: dict[tuple[str, int, str], list[int]], model: str, threads: int, form: str, most: int
 ) -> None:
-    found, left = held(counter, model, f"cpu:threads={threads}", form)
+    found, left = taken[model, threads, form]
     assert left == 0
     assert found <= LISTS + most

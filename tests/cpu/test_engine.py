@@ -13,6 +13,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
+from foreplan.models.resnet import basic_block, forward
 from foreplan.planner import without_reuse
 from foreplan.runtime.result import Result
 from foreplan.runtime.session import Session
@@ -35,25 +36,37 @@ MODELS = [
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
-    "ddpm_unet:batch=2,size=16,width=16,groups=4",
+    "ddpm_unet:batch=2,size=16,layers=1,width=16,groups=4",
     "dlrm:batch=8,dense=5,tables=4,rows=20,width=8,hidden=32",
     "llama:batch=2,seq=16,layers=2,width=32,heads=4,kv_heads=2,features=48,vocabulary=60",
     "t5_small:batch=2,seq=16,decoder_seq=12,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=60",
     "lstm_lm:batch=2,seq=5,width=32,vocabulary=60",
 ]
 
+# Two stages of a residual network, whose weights are a hundredth of those of ResNet-18.
+RESIDUAL = "residual:batch=4,size=32,classes=7"
+# Large ones, which run in the largest profile alone: VGG's weights, and blocks that smaller models here have too.
+LARGE = ("resnet18", "vgg16", "mobilenet_v2")
 # The large ones of what came later.
 LATER = ("efficientnet_b0", "convnext_tiny", "swin_t", "mixer_b16", "ddpm_unet", "llama", "t5_small", "lstm_lm")
 # Of like models, one: of residual blocks those of ResNet and of EfficientNet, of encoders ViT.
-NEAR = [name for name in MODELS if not name.startswith(("vgg16", "mobilenet_v2", "bert_base"))]
+NEAR = [name for name in (*MODELS, RESIDUAL) if not name.startswith(("vgg16", "mobilenet_v2", "bert_base"))]
+
+
+def built(name: str) -> fp.Graph:
+    """A model of the zoo, or RESIDUAL."""
+    if name != RESIDUAL:
+        return fp.models.build(name)
+    return fp.trace(lambda x: forward(x, basic_block, (1, 1), 7), fp.spec((4, 3, 32, 32)), name="residual")
 
 
 @cache
 def compiled(name: str, target: str, training: bool, precision: str = "float32") -> fp.Compiled:
-    graph = fp.models.build(name)
+    graph = built(name)
     if not training:
         return fp.compile(graph, target=target, precision=precision)
-    graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+    loss = fp.losses.cross_entropy if name == RESIDUAL else fp.models.default_loss(name)
+    graph = attach_loss(graph, loss, [next(iter(graph.outputs))])
     return fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
 
 
@@ -100,15 +113,15 @@ def same_bits(step: fp.Compiled, data: dict[str, np.ndarray]) -> tuple[Result, S
 
 
 def params() -> list[pytest.ParameterSet]:
-    """Models, inference and training, some by two threads; training of the largest, and of several threads but for one,
-    in the largest profile alone.
+    """Models, inference and training, some by two threads; large ones, training of what came later, and of several
+    threads but for one, in the largest profile alone.
     """
     found = []
-    for name in MODELS:
+    for name in (*MODELS, RESIDUAL):
         short, several = name.partition(":")[0], name.startswith(("resnet", "unet", "gpt2"))
         for training, threads in ((False, 1), (True, 1), (True, 2))[: 2 + several]:
-            large = ("vgg16", "mobilenet_v2", *LATER) if threads == 1 else ("resnet18", "unet")
-            marks = [pytest.mark.thorough] * (training and short in large)
+            thorough = short in LARGE or (training and short in (LATER if threads == 1 else ("unet",)))
+            marks = [pytest.mark.thorough] * thorough
             kind = "training" if training else "inference"
             found.append(pytest.param(name, training, threads, id=f"{short}-{kind}-{threads}", marks=marks))
     return found
@@ -136,7 +149,7 @@ def test_nothing_of_a_bfloat16_step_falls_back(name: str, training: bool, thread
     same_bits(step, data_for(step))
 
 
-@pytest.mark.parametrize("name", cases(NEAR, ("resnet18",), ("unet", *LATER)))
+@pytest.mark.parametrize("name", cases(NEAR, ("residual",), ("resnet18", "unet", *LATER)))
 def test_a_bfloat16_step_is_as_near_to_float32_as_numpys(name: str) -> None:
     """Both engines round as often; in other places, where a network magnifies it: some seed has them alike."""
     steps = [
@@ -165,13 +178,13 @@ def test_a_plan_says_for_how_many_threads_it_is() -> None:
 
 
 def test_a_saved_plan_runs_again_and_its_parameters_are_plain(tmp_path: Path) -> None:
-    step = compiled(MODELS[2], "cpu:threads=1", True)
+    step = compiled(RESIDUAL, "cpu:threads=1", True)
     step.save(tmp_path / "step.plan")
     again, data = fp.load_plan(tmp_path / "step.plan"), data_for(step)
     sessions = [step.bind(seed=2), again.bind(seed=2)]
     assert sessions[0].step(data).loss == sessions[1].step(data).loss
     sessions[0].save(tmp_path / "w.safetensors")
-    numpy = compiled(MODELS[2], "numpy", True).bind()
+    numpy = compiled(RESIDUAL, "numpy", True).bind()
     numpy.load(tmp_path / "w.safetensors")
     for key, array in sessions[0].stored.items():
         np.testing.assert_array_equal(numpy.stored[key], array)

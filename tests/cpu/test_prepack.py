@@ -23,7 +23,7 @@ from foreplan.runtime.plancheck import check_program
 from foreplan.units import align_up
 from tests.cpu.check import needs_onednn
 from tests.cpu.families import NETS, built
-from tests.profile import pick
+from tests.profile import cases, pick
 from tests.runtime.test_planfile import reseal
 
 pytestmark = needs_onednn()
@@ -212,7 +212,7 @@ def test_whoever_reads_a_weight_in_blocks_says_so(tmp_path: Path) -> None:
 
 
 def test_a_session_that_trains_shares_no_weights_in_blocks() -> None:
-    graph = fp.models.build(IMAGES)
+    graph = built("images of 2 axes")
     training = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), target="cpu:threads=1").bind()
     with pytest.raises(SessionError, match=r"in the blocks .*compile it without prepack"):
         fp.compile(graph, target="cpu:threads=1", prepack=True).bind(share=training)
@@ -278,7 +278,7 @@ def test_loops_pack_what_every_step_reads_once(seed: int, tmp_path: Path) -> Non
         assert abs(poisoned - numpys) < 1e-5 * abs(numpys)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", cases(NETS, thorough=("resnet50", "vgg16")))
 def test_small_nets_answer_as_before(name: str) -> None:
     graph = built(name)
     plain, packed = (fp.compile(graph, target="cpu:threads=1", prepack=prepack) for prepack in (False, True))

@@ -13,7 +13,8 @@ from examples.digits_model import write_digits_model
 from foreplan.lower.fallbacks import fallbacks
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
-from tests.cpu.test_engine import is_near
+from tests.cpu.test_engine import RESIDUAL, built, is_near
+from tests.profile import cases
 from tests.runtime.micro_batches import data_for
 from tests.runtime.test_light_models import NAMES, forward, shipped, with_scores
 
@@ -70,7 +71,7 @@ def test_a_step_of_resnet50() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, thorough=("vgg19",)))
 def test_light_models_give_what_they_were_shipped_with(name: str) -> None:
     """Weights are all alike, and most scores are from 1e9 to 1e31: one rounding of such a score, or two channels that
     add in another order, and its probability is 0 or 1. So scores are held to float64, probabilities to the scores,
@@ -114,8 +115,9 @@ def test_a_hundred_steps_allocate_nothing_that_stays() -> None:
     except AttributeError:
         pytest.skip("needs glibc 2.33 or newer, whose mallinfo2 tells how many bytes are in use")
     mallinfo.restype = _Allocated
-    graph = fp.models.build("resnet18:batch=2,size=64,classes=7")
-    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.1), target="cpu:threads=1")
+    step = fp.compile(
+        built(RESIDUAL), loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.1), target="cpu:threads=1"
+    )
     session, data = step.bind(), data_for(step)
 
     def used() -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,9 +102,24 @@ def sums(x: np.ndarray, w: np.ndarray, g: np.ndarray) -> list[np.ndarray]:
     return [convolved(x, w), convolved(g, turned), weights.T.reshape(outputs, inputs, 3, 3)]
 
 
+@cache
+def right(batch: int, channels: int, extent: int) -> list[tuple[Op, Sequence[np.ndarray], list[Window], Any, Any]]:
+    """A convolution and its gradients with what they take, where it lies, its sums in float32 and in float64."""
+    op, x, w, g = operands((batch, channels, channels, (extent, extent), ((1, 1), (1, 1))))
+    x = np.maximum(x, 0)
+    data, weight = ConvDataGrad(*op.geometry, spatial=(extent, extent)), ConvWeightGrad(*op.geometry, kernel=(3, 3))
+    draws: list[tuple[Op, Sequence[np.ndarray], list[Window]]] = [
+        (op, (x, w), [*as_images(x), *dense(w)]),
+        (data, (g, w), [*as_images(g), *dense(w)]),
+        (weight, (x, g), as_images(x, g)),
+    ]
+    exact = [expected(each, [array.astype(np.float64) for array in given])[0] for each, given, _ in draws]
+    return [(*draw, *sums) for draw, *sums in zip(draws, sums(x, w, g), exact, strict=True)]
+
+
 # Images, channels of each side, and extents as in residual networks and VGG. With the points of Lavin and Gray, norms
 # are up to ten times those of sums, and the largest error is up to 30 times theirs.
-@pytest.mark.parametrize("case", [(2, 64, 56), (4, 256, 14), (8, 512, 7)], ids=str)
+@pytest.mark.parametrize("case", [(2, 64, 56), (4, 256, 14), (4, 512, 7)], ids=str)
 @pytest.mark.parametrize("registers", ["tiles", "vectors"])
 def test_errors_are_a_few_times_those_of_sums(
     case: tuple[int, int, int], registers: str, monkeypatch: pytest.MonkeyPatch
@@ -110,18 +127,8 @@ def test_errors_are_a_few_times_those_of_sums(
     if registers == "vectors":
         monkeypatch.setattr(tiles, "available", lambda: False)
     norm, most = (3.5, 6) if tiles.available() else (5.5, 11)
-    batch, channels, extent = case
-    op, x, w, g = operands((batch, channels, channels, (extent, extent), ((1, 1), (1, 1))))
-    x = np.maximum(x, 0)
-    data, weight = ConvDataGrad(*op.geometry, spatial=(extent, extent)), ConvWeightGrad(*op.geometry, kernel=(3, 3))
-    draws = (
-        (op, (x, w), [*as_images(x), *dense(w)]),
-        (data, (g, w), [*as_images(g), *dense(w)]),
-        (weight, (x, g), as_images(x, g)),
-    )
     table._make.cache_clear()
-    for (each, given, windows), theirs in zip(draws, sums(x, w, g), strict=True):
-        (true,) = expected(each, [array.astype(np.float64) for array in given])
+    for each, given, windows, theirs, true in right(*case):
         (ours,) = run(each, given, windows, None, 1, "winograd")
         assert np.linalg.norm(ours - true) <= norm * np.linalg.norm(theirs - true)
         assert np.abs(ours - true).max() <= most * np.abs(theirs - true).max()
