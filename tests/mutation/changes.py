@@ -52,19 +52,19 @@ def changes(tree: ast.Module) -> list[Change]:
 
 
 def changed(tree: ast.Module, change: Change) -> ast.Module:
-    """The module with one change."""
-    tree = copy.deepcopy(tree)
-    holder: Any = None
-    node: Any = tree
-    for field, index in change.path:
-        holder, node = node, getattr(node, field) if index is None else getattr(node, field)[index]
-    new = ast.copy_location(list(_variants(node))[change.number], node)
-    field, index = change.path[-1]
+    """The module with one change. It shares all that does not hold the changed node."""
+    new: ast.Module = _replaced(tree, change, 0)
+    return new
+
+
+def _replaced(node: Any, change: Change, depth: int) -> Any:
+    if depth == len(change.path):
+        return ast.fix_missing_locations(ast.copy_location(list(_variants(node))[change.number], node))
+    field, index = change.path[depth]
+    below = getattr(node, field)
     if index is None:
-        setattr(holder, field, new)
-    else:
-        getattr(holder, field)[index] = new
-    return ast.fix_missing_locations(tree)
+        return _with(node, **{field: _replaced(below, change, depth + 1)})
+    return _with(node, **{field: [*below[:index], _replaced(below[index], change, depth + 1), *below[index + 1 :]]})
 
 
 def objects() -> list[object]:
