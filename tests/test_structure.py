@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -100,10 +102,19 @@ def parsed(file: Path) -> ast.Module:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def trees() -> None:
-    """All files are parsed once, for all rules."""
-    for file in [*python_files(), *(ROOT / "tests").glob("**/*.py")]:
-        parsed(file)
+def trees() -> Iterator[None]:
+    """All files are parsed once, for all rules. Nodes form no cycles: the garbage collector, which would look at all of
+    them again and again, has nothing to do here, neither while they are made nor later.
+    """
+    gc.disable()
+    try:
+        for file in [*python_files(), *(ROOT / "tests").glob("**/*.py")]:
+            parsed(file)
+    finally:
+        gc.freeze()
+        gc.enable()
+    yield
+    parsed.cache_clear()
 
 
 def imports(file: Path) -> set[str]:
