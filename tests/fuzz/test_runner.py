@@ -30,7 +30,7 @@ def _misbehave(content: bytes, folder: Path) -> None:
     while what == "hang":
         pass
     if what == "blow-up":
-        np.ones(1 << 28, np.uint8)
+        np.ones(1 << 26, np.uint8)
     if what == "endless":
         np.ones(1 << 40, np.uint8)
     if what == "crash":
@@ -55,17 +55,17 @@ def _target(*whats: str) -> Target:
     ],
 )
 def test_how_a_case_ends_is_told(what: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SECONDS", 2)
-    monkeypatch.setattr(runner, "WAIT", 5 if what == "late" else 60)
-    monkeypatch.setattr(runner, "GROWTH", 1 << 27)
+    monkeypatch.setattr(runner, "SECONDS", 0.3 if what == "hang" else 10)
+    monkeypatch.setattr(runner, "WAIT", 1 if what == "late" else 60)
+    monkeypatch.setattr(runner, "GROWTH", 1 << 25)
     tally = runner.fuzz(_target(what), seed=0, cases=3 if kind in ("fine", "refused") else 1, seconds=None, jobs=1)
     assert set(tally.counts) == {kind}
     assert [content for content, _ in tally.failures.values()] == [what.encode()] * (kind in runner.DEFECTS)
 
 
 def test_one_defect_is_kept_once_and_the_cases_after_it_run(tmp_path: Path) -> None:
-    tally = runner.fuzz(_target("fine", "refused", "crash", "raw error"), seed=1, cases=60, seconds=None, jobs=2)
-    assert tally.counts.total() == 60
+    tally = runner.fuzz(_target("fine", "refused", "crash", "raw error"), seed=1, cases=20, seconds=None, jobs=2)
+    assert tally.counts.total() == 20
     assert set(tally.counts) == {"fine", "refused", "crash", "raw error"}
     tally.write(tmp_path)
     assert sorted(file.suffix for file in (tmp_path / "misbehaving").iterdir()) == [".case", ".case", ".txt", ".txt"]
