@@ -7,12 +7,21 @@ import time
 
 import pytest
 
+from foreplan import disk_cache
 from foreplan.jit import machine
 from tests import processor_time
 
 pytest_plugins = ["pytester"]
 
 LIMIT = 0.1  # seconds
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a test that runs at the same time, which would excuse what processes take here."""
+    monkeypatch.setattr(disk_cache, "_folder", lambda: None)
+
+
 SPIN = """
 import os, subprocess, sys, threading, time
 import pytest
@@ -48,7 +57,7 @@ def pytest_configure(config):
     [
         "spin()",
         "fork()",
-        "subprocess.run([sys.executable, '-c', 'for i in range(30_000_000): pass'], check=True)",
+        "subprocess.run([sys.executable, '-c', 'for i in range(8_000_000): pass'], check=True)",
         "thread = threading.Thread(target=spin); thread.start(); thread.join()",
     ],
     ids=["own", "forked", "started", "thread"],
