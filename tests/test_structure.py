@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.peers import networkx
+from tests.profile import few
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "foreplan"
@@ -325,7 +326,7 @@ def test_no_generator_outlives_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "fp.compile", "import foreplan.lower.program", "from foreplan.lower import lower"]
+    "before", few(["", "fp.compile", "import foreplan.lower.program", "from foreplan.lower import lower"], (0, 3))
 )
 def test_lower_is_a_stage_to_call_whatever_was_imported_before(before: str) -> None:
     code = f"import foreplan as fp\n{before}\nprint(fp.lower(fp.models.mlp(batch=2, width=8, layers=1)))"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ def step(graph: object, **options: object) -> fp.Compiled:
     return fp.compile(graph, fp.losses.cross_entropy, OPTIMIZER, **options)  # type: ignore[arg-type]
 
 
+@cache
 def arena(count: int) -> int:
     return step(make(96 // count), accumulate=count).arena_bytes
 

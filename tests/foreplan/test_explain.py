@@ -117,7 +117,7 @@ def test_what_cannot_be_done_says_why() -> None:
     def refuses(batch: int) -> fp.Graph:
         raise UsageError(f"no batch of {batch} with this model")
 
-    told = fp.compile(build(), fp.losses.cross_entropy, fp.optim.SGD(0.1)).explain(refuses)
+    told = fp.compile(fp.models.build(SMALL), fp.losses.cross_entropy, fp.optim.SGD(0.1)).explain(refuses)
     (refused,) = [each for each in told.changes if each.arena_bytes is None]
     assert refused.note == "no batch of 2 with this model"
     assert "cannot be" in str(told) and refused.note in str(told)
@@ -139,8 +139,9 @@ def test_a_plan_file_has_no_model_to_change(tmp_path: Path, told: Explanation, m
 
 
 def test_micro_batches_are_explained_by_their_larger_half() -> None:
-    made = step(accumulate=2)
-    told = made.explain(build)
+    small = partial(fp.models.mlp, width=8, layers=1, inputs=6, classes=3)
+    made = fp.compile(small(4), fp.losses.cross_entropy, fp.optim.Nesterov(0.1), accumulate=2)
+    told = made.explain(small)
     assert told.memory.arena == made.arena_bytes
     assert "--batch 2 --accumulate 2" not in by_flags(told)  # it has micro-batches already
     assert by_flags(told)["--batch 2"].arena_bytes is not None

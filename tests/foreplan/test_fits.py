@@ -23,6 +23,7 @@ from tests.foreplan.card import FIXED, MIB, small_card
 from tests.foreplan.shell import MODEL, answer, foreplan
 
 WIDE = "mlp:batch=2048,width=256,layers=6,inputs=16,classes=5"
+TWO = WIDE.replace("layers=6", "layers=2")
 T4_BYTES = 15_843_721_216  # of the driver, in runtime/cuda/devices/t4.toml
 
 
@@ -52,8 +53,7 @@ def test_a_target_on_the_host_names_no_memory() -> None:
 
 
 def test_what_does_not_fit_is_told_with_a_batch_that_does(tmp_path: Path) -> None:
-    model = "mlp:batch=2048,width=256,layers=2,inputs=16,classes=5"
-    options = ("estimate", model, "--target", small_card(tmp_path, FIXED + 8 * MIB), "--fission", "off")
+    options = ("estimate", TWO, "--target", small_card(tmp_path, FIXED + 8 * MIB), "--fission", "off")
     smaller, budget, narrow = answer(*options, code=3)["remedies"]
     assert smaller["batch"] < 2048 == budget["batch"] and narrow["precision"] == "fp16"
     same = answer(*options, "--batch", smaller["batch"])
@@ -152,29 +152,29 @@ def test_a_budget_holds_for_both_halves_of_a_step() -> None:
 
 
 def test_fit_takes_the_memory_of_the_card_and_counts_all_of_it(tmp_path: Path) -> None:
-    target, once = small_card(tmp_path, FIXED + 12 * MIB), ("--max-extra-time", 0)
-    found = answer("fit", WIDE, "--target", target, *once)
-    assert found["memory_bytes"] == found["device_bytes"] == FIXED + 12 * MIB
+    target, once = small_card(tmp_path, FIXED + 8 * MIB), ("--max-extra-time", 0)
+    found = answer("fit", TWO, "--target", target, *once)
+    assert found["memory_bytes"] == found["device_bytes"] == FIXED + 8 * MIB
     assert found["arena_bytes"] + FIXED < found["whole_bytes"] <= found["memory_bytes"]
-    for batch, code in ((found["batch"], 0), (found["batch"] + 1, 3)):
-        answer("estimate", WIDE, "--target", target, "--batch", batch, "--remat", "off", code=code)
-    less = answer("fit", WIDE, "--target", target, "--memory", FIXED + 8 * MIB, *once)
-    assert less["batch"] < found["batch"] and less["whole_bytes"] <= FIXED + 8 * MIB
-    assert "whole card" in foreplan("fit", WIDE, "--target", target, *once).stdout
-    told = answer("fit", WIDE, "--target", target, "--memory", "40MiB", code=3)
+    for batch, fits in ((found["batch"], True), (found["batch"] + 1, False)):
+        assert compiled(target, TWO.replace("2048", str(batch)), remat="off").verdict.fits is fits
+    less = answer("fit", TWO, "--target", target, "--memory", FIXED + 6 * MIB, *once)
+    assert less["batch"] < found["batch"] and less["whole_bytes"] <= FIXED + 6 * MIB
+    assert "whole card" in foreplan("fit", TWO, "--target", target, *once).stdout
+    told = answer("fit", TWO, "--target", target, "--memory", "40MiB", code=3)
     assert told["error"] == "does not fit" and told["needed_bytes"] > FIXED
-    assert "--memory 8GiB" in foreplan("fit", WIDE, code=2).stderr
+    assert "--memory 8GiB" in foreplan("fit", TWO, code=2).stderr
 
 
 def test_a_table_of_all_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"large": FIXED + 20 * MIB, "none": FIXED, "small": FIXED + 12 * MIB}
+    sizes = {"large": FIXED + 12 * MIB, "none": FIXED, "small": FIXED + 8 * MIB}
     cards = {name: device_named(small_card(tmp_path, size, name).partition(":")[2]) for name, size in sizes.items()}
     monkeypatch.setattr(devices_module, "devices", lambda: cards)
-    options = ("fit", WIDE, "--all-cards", "--max-extra-time", 0)
+    options = ("fit", TWO, "--all-cards", "--max-extra-time", 0)
     rows = {row["card"]: row for row in answer(*options)["cards"]}
     assert list(rows) == list(sizes)
     for name in ("large", "small"):
-        one = answer("fit", WIDE, "--target", f"cuda:{name}", "--max-extra-time", 0)
+        one = answer("fit", TWO, "--target", f"cuda:{name}", "--max-extra-time", 0)
         row = rows[name]
         assert (row["batch"], row["whole_bytes"]) == (one["batch"], one["whole_bytes"])
         assert row["samples_per_second"] == pytest.approx(one["batch"] / one["predicted_seconds"])

@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from foreplan import shared_plans
 from tests.foreplan.sharing import Machine
+from tests.profile import pairs
 
 CALLS = ("cat_file", "pipe_file", "info")
 
@@ -76,9 +77,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Flaky.store.clear()
 
 
-@pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("there", [False, True], ids=["no plan", "a plan"])
+@pytest.mark.parametrize(("wrong", "there", "stays"), pairs(WRONG, [False, True], [False, True]))
 def test_each_call_fails_once(
     wrong: str, there: bool, stays: bool, machine: Machine, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -199,7 +199,7 @@ def _layer(rng: random.Random, made: Sequence[fp.Tensor]) -> fp.Tensor:
 def test_smaller_budgets_give_no_larger_plans() -> None:
     arguments = (fp.models.build(GPT), fp.losses.cross_entropy, NESTEROV)
     before = None
-    for share in (1.0, 0.98, 0.95, 0.92):
+    for share in pick((0.95,), (0.98, 0.94), (1.0, 0.98, 0.95, 0.92)):
         step = fp.compile(*arguments, keep=["h.1"], recompute=["h.*.mlp"], budget=share)
         check(step)
         assert before is None or step.arena_bytes <= before

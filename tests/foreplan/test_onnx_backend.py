@@ -16,7 +16,7 @@ from foreplan.errors import InputError, UnsupportedError, UsageError, ValueNeede
 from foreplan.onnx_backend import Backend
 from foreplan.runtime.cuda.libraries import driver
 from tests.frontend.onnx.models import info, model, node, random
-from tests.frontend.onnx.suites import cases
+from tests.frontend.onnx.suites import Case, cases
 from tests.gpu.card import FakeCard
 from tests.gpu.compiled import needs_gcc
 from tests.profile import pick
@@ -119,10 +119,15 @@ def test_the_runner_of_onnx_passes() -> None:
     assert not result.failures and not result.errors, [text for _, text in (*result.failures, *result.errors)]
 
 
+@pytest.fixture(scope="module")
+def named() -> dict[str, Case]:
+    """ONNX's cases of single nodes, which it makes in some seconds."""
+    return {case.name: case for case in cases("node")}
+
+
 @needs_gcc
-def test_cases_on_a_card_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_on_a_card_that_is_not_there(named: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "card", lambda: FakeCard(False))
-    named = {case.name: case for case in cases("node")}
     chosen = ["test_tile", "test_cast_FLOAT_to_FLOAT8E4M3FN", "test_dequantizelinear_int4", "test_matmulinteger"]
     chosen += Random(0).sample(["test_relu", "test_slice", "test_softmax_axis_1", "test_qlinearconv"], pick(0, 2, 4))
     for name in chosen:

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import pkgutil
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
+from tests.profile import few, values
 from tests.remembered import forget
 from tests.runtime.micro_batches import compiled, data_for, perceptron
 
@@ -68,11 +70,14 @@ def test_a_pool_of_processes_gives_what_does_not_fit(start: str) -> None:
     assert error.plan.arena_bytes == error.needed and error.advice
 
 
+TARGETS = ["numpy", "cpu:threads=1", "cuda:h100"]
+
+
 @pytest.mark.parametrize(
-    "model", ["mlp", "lstm_lm:layers=2,width=16,seq=4,vocabulary=30,batch=2", "resnet18:batch=2,size=32"]
+    ("target", "model"),
+    values(TARGETS, ["mlp", "lstm_lm:layers=2,width=16,seq=4,vocabulary=30,batch=2", "resnet18:batch=2,size=32"]),
 )
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
-def test_a_graph_compiles_alike_when_it_was_copied_or_caches_are_empty(model: str, target: str) -> None:
+def test_a_graph_compiles_alike_when_it_was_copied_or_caches_are_empty(target: str, model: str) -> None:
     graph = attach_loss(fp.models.build(model), fp.models.default_loss(model), [])
     given = pickle.dumps(graph)
     plan = fp.compile(graph, optimizer=fp.optim.SGD(0.1), target=target).plan
@@ -83,8 +88,10 @@ def test_a_graph_compiles_alike_when_it_was_copied_or_caches_are_empty(model: st
         assert fp.compile(each, optimizer=fp.optim.SGD(0.1), target=target).plan == plan
 
 
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    ("target", "options"),
+    few(product(TARGETS, [{}, {"accumulate": 2}, {"precision": "bf16"}]), (0, 4, 8)),  # each of both once
+)
 def test_a_compiled_step_goes_to_another_process(target: str, options: dict[str, Any], tmp_path: Path) -> None:
     step = compiled(perceptron(8), target=target, **options)
     for again in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step)):
