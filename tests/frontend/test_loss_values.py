@@ -23,7 +23,8 @@ def near(loss: Any, formula: Callable[..., Any], outputs: list[np.ndarray], furt
     far = options.pop("far", 1e-5)
     value, gradients = of_loss(loss, outputs, further, **options)
     given = [jnp.asarray(x, jnp.float32) for x in outputs]
-    wanted, theirs = jax.value_and_grad(formula, tuple(range(len(given))))(*given, *further.values())
+    with_gradients = jax.value_and_grad(lambda *xs: formula(*xs, *further.values()), tuple(range(len(given))))
+    wanted, theirs = jax.jit(with_gradients)(*given)
     assert value == pytest.approx(float(wanted), rel=10 * far, abs=far)
     for mine, other in zip(gradients, map(np.asarray, theirs), strict=True):
         np.testing.assert_allclose(mine, other, rtol=10 * far, atol=far * max(1e-3, np.abs(other).max()))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
+
+
+# XLA: a function that runs once takes longer to optimise than to run.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 class _Module:
@@ -14,6 +19,7 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        os.environ.setdefault("XLA_FLAGS", QUICKLY)
         if name.startswith("_"):  # pytest and `inspect` look for such names in whatever a module holds
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
@@ -42,3 +48,16 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return call
 
     return decorate
+
+
+def pulled(function: Callable[..., Any], cotangent: Any, *given: Any) -> tuple[Any, Any]:
+    """A function's result in JAX, and the cotangents of what it is given, compiled as one: an operation at a time, each
+    is compiled by itself.
+    """
+
+    def both(cotangent: Any, *given: Any) -> tuple[Any, Any]:
+        result, back = jax.vjp(function, *given)
+        return result, back(cotangent)
+
+    found: tuple[Any, Any] = jax.jit(both)(cotangent, *given)
+    return found
