@@ -103,7 +103,7 @@ def test_nan_is_above_nothing(engine: Engine, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=pick(10, 25, 60), deadline=None)
+@settings(max_examples=pick(6, 12, 60), deadline=None)
 @given(st.data())
 def test_any_shapes_and_strides(name: str, data: st.DataObject) -> None:
     require(name)

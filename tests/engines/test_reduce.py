@@ -101,7 +101,7 @@ def test_nothing_adds_up_to_zero(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=pick(8, 20, 60), deadline=None)
+@settings(max_examples=pick(6, 10, 60), deadline=None)
 @given(st.data())
 def test_any_strides(name: str, data: st.DataObject) -> None:
     require(name)

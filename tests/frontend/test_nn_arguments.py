@@ -27,7 +27,7 @@ RIGHT: dict[str, Any] = {
 }  # fmt: skip
 TENSORS = ("x", "q", "k", "v", "y", "logits", "value", "through")
 
-DRAWS = pick(4, 10, 60)
+DRAWS = pick(4, 6, 60)
 
 
 def arguments(name: str, x: Any, ids: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("name", "wrong"), PARAMETERS)
 @settings(
-    max_examples=pick(4, 10, 60),
+    max_examples=pick(4, 6, 60),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,

@@ -98,7 +98,7 @@ class Writer:
 
 
 def test_drawn_programs(tmp_path: Path) -> None:
-    count = pick(10, 60, 400)
+    count = pick(10, 25, 400)
     file = tmp_path / "drawn.py"
     file.write_text("\n\n\n".join(Writer(seed).function(f"f{seed}") for seed in range(count)))
     spec = importlib.util.spec_from_file_location("drawn", file)

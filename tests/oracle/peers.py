@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-
 # XLA: a function that runs once takes longer to optimise than to run.
 QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 

@@ -80,7 +80,7 @@ def test_steps_are_those_of_the_adapted_weights_written_out() -> None:
         return -jnp.take_along_axis(jax.nn.log_softmax(y), target[..., None], -1).mean()
 
     step = jax.jit(jax.value_and_grad(loss))
-    for _ in range(pick(4, 8, 8)):
+    for _ in range(pick(3, 4, 8)):
         ids, target = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 5))
         wanted, gradients = step(trained, ids, target)
         for session in sessions:
@@ -142,7 +142,7 @@ def test_steps_with_magnitudes_are_those_of_the_formula_written_out(engine: str)
         return -jnp.take_along_axis(jax.nn.log_softmax(y), target[..., None], -1).mean()
 
     step = jax.jit(jax.value_and_grad(loss))
-    for _ in range(pick(4, 8, 8)):
+    for _ in range(pick(3, 4, 8)):
         ids, target = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 5))
         wanted, gradients = step(trained, ids, target)
         found = session.step({"ids": ids, "target": target}).loss

@@ -75,7 +75,7 @@ def test_drawn_segments_give_the_same(name: str, mobile: Graph) -> None:
     graph = forward(mobile if name == "mobile" else fp.models.build(name), trains=rng.random() < 0.5)
     expected = results(graph)
     tried = 0
-    for _ in range(pick(4, 10, 60)):
+    for _ in range(pick(2, 5, 60)):
         begin = rng.randrange(len(graph.nodes))
         nodes = [n for n in graph.nodes[begin : begin + rng.choice((2, 3, 5, 8, 20))] if rng.random() < 0.9]
         ways = list(ways_to_split(graph, nodes, rng.choice((2, 3, 4)), nodes)) if nodes else []

@@ -18,7 +18,7 @@ from tests.planner.problems import priced, random_problem, training_chain, with_
 from tests.profile import pick
 
 
-@settings(max_examples=pick(15, 40, 150), deadline=None)
+@settings(max_examples=pick(10, 20, 150), deadline=None)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 14),

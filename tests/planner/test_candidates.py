@@ -14,6 +14,7 @@ from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_net
+from tests.profile import few
 
 
 def with_kernels(problem: Problem, seed: int, most: int = 3) -> Problem:
@@ -81,7 +82,7 @@ def test_without_a_budget_slower_kernels_take_one_percent_at_most(seed: int) -> 
     assert found.arena_bytes == min(bound for bound, time in every if time <= most)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(2)))
 def test_smaller_budgets_give_smaller_and_slower_plans(seed: int) -> None:
     problem = with_kernels(training_net(2, width=1 << 18, seed=seed), seed)
     curve = plan_curve(problem)
@@ -97,7 +98,7 @@ def test_smaller_budgets_give_smaller_and_slower_plans(seed: int) -> None:
     assert seconds(problem, curve.plan(0)) == fastest
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", few(range(40), range(12)))
 def test_plans_of_random_problems_verify_and_stay_above_the_bound(seed: int) -> None:
     problem = with_kernels(priced(random_problem(seed), seed), seed)
     for remat in ("off", "auto"):

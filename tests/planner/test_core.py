@@ -11,6 +11,7 @@ from foreplan.planner import place
 from foreplan.planner.placement import offsets as placer
 from foreplan.planner.placement.core import outside_core
 from tests.planner.problems import rectangles
+from tests.profile import pick
 
 Buffer = tuple[int, int, int, int]  # lower, upper, size, alignment
 
@@ -36,7 +37,7 @@ buffer = st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9), st.s
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=pick(30, 60, 300), deadline=None)
 @given(st.lists(buffer, min_size=1, max_size=12), st.integers(8, 60), st.integers(0, 1 << 30), st.sampled_from([1, 4]))
 def test_what_is_set_aside_finds_a_place_wherever_the_others_lie(
     buffers: list[Buffer], capacity: int, seed: int, unit: int

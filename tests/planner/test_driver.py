@@ -112,7 +112,7 @@ def test_updates_listed_last_are_moved_where_gradients_would_pile_up() -> None:
 
 
 def test_many_actions() -> None:
-    blocks = pick(56, 200, 2800)
+    blocks = pick(56, 100, 2800)
     problem = training_net(blocks)
     found = plan(problem)
     assert len(found.steps) > 18 * blocks - 100

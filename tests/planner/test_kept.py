@@ -51,7 +51,7 @@ def test_the_least_of_a_chain_holds_what_is_kept(count: int) -> None:
         plan(problem, (1 + count + 3) * WIDTH - 64)
 
 
-@settings(max_examples=pick(4, 10, 40), deadline=None)
+@settings(max_examples=pick(3, 5, 40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(4, 40), st.booleans())
 def test_what_is_kept_is_made_once_and_never_copied(seed: int, count: int, copies: bool) -> None:
     problem = priced(random_problem(seed, count), seed)

@@ -27,6 +27,7 @@ from foreplan.planner.recompute.kernels import generate, make_scratch
 from foreplan.planner.report import category_series
 from foreplan.planner.verify.verifier import verify
 from tests.planner.problems import joined_problem, random_problem, training_net
+from tests.profile import pick
 
 KINDS = {
     "any": lambda seed: random_problem(seed, 1 + seed % 40),
@@ -58,7 +59,7 @@ def plans(problem: Problem, seed: int) -> Iterator[tuple[list[int], Schedule, Pl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=pick(8, 15, 40), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_compiled_count_is_what_lives_and_solid_alias_sets_take_no_less(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
@@ -74,7 +75,7 @@ def test_the_compiled_count_is_what_lives_and_solid_alias_sets_take_no_less(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=pick(8, 15, 40), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_outlines_hold_what_lives(kind: str, seed: int) -> None:
     """But where a part cannot lie where it should, or alignment leaves room."""
@@ -101,7 +102,7 @@ def test_outlines_hold_what_lives(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=pick(5, 10, 20), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
     """Its replay, which shares no code with the planner, refuses a plan whose lower bound is another."""
@@ -112,7 +113,7 @@ def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=pick(5, 10, 20), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_a_report_adds_up_is_between_what_lives_and_what_is_reserved(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
@@ -125,7 +126,7 @@ def test_what_a_report_adds_up_is_between_what_lives_and_what_is_reserved(kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=pick(10, 20, 60), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_the_search_weighs_node_by_node_is_what_lives(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)

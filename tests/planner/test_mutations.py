@@ -15,7 +15,7 @@ from tests.profile import pick
 
 
 def test_every_harmful_mutant_is_refused() -> None:
-    seeds, tries, least = pick((50, 4, 60), (50, 4, 60), (200, 5, 450))
+    seeds, tries, least = pick((30, 3, 30), (30, 3, 30), (200, 5, 450))
     counts = campaign(range(seeds), tries, enough=least)  # raises where one escapes
     print(table(counts))
     for kind in KINDS:

@@ -220,7 +220,7 @@ def test_a_plan_that_fetches_something_else_is_refused() -> None:
         verify(replace(found, steps=steps), problem)
 
 
-@settings(max_examples=pick(20, 60, 150), deadline=None)
+@settings(max_examples=pick(15, 30, 150), deadline=None)
 @given(seeds, sizes)
 def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, actions: int) -> None:
     problem, rng = with_round_trips(random_problem(seed, actions), seed), random.Random(seed)
@@ -244,7 +244,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, acti
     assert all(steps.count(out) <= 1 for out, _ in problem.round_trips.values())
 
 
-@settings(max_examples=pick(3, 6, 15), deadline=None)
+@settings(max_examples=pick(2, 4, 15), deadline=None)
 @given(seeds, st.integers(1, 20))
 def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
     problem = with_round_trips(priced(random_problem(seed, actions), seed), seed)
@@ -260,7 +260,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
-@settings(max_examples=pick(1, 3, 8), deadline=None)
+@settings(max_examples=pick(1, 2, 8), deadline=None)
 @given(seeds)
 def test_a_smaller_budget_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.whole_search
 
 SECONDS = 60
 FAST = ("random0", "random3", "random5", "random8")
-SHARES_ASKED, LEAST = pick(((0.7, 0.6), 2), (SHARES, 4), (SHARES, 12))
+SHARES_ASKED, LEAST = pick(((0.7, 0.6), 2), ((0.7, 0.6), 2), (SHARES, 12))
 # Each graph in one of the two forms.
 APART, IN_PLACE = pick((FAST[::2], FAST[1::2]), (FAST[::2], FAST[1::2]), (tuple(GRAPHS)[::4], tuple(GRAPHS)[2::4]))
 

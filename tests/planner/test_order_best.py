@@ -19,6 +19,7 @@ from foreplan.planner.order.heuristics import HEURISTICS, program_order
 from foreplan.planner.order.kernels import begin, live_bytes, make_state, run, undo, weigh
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import Maker, random_problem, training_chain, training_net
+from tests.profile import pick
 
 EFFORTS = {True: OrderEffort(), False: OrderEffort(search_work=0, window_work=0)}  # with exact searches and without
 
@@ -68,7 +69,7 @@ def test_small_problems_get_the_best_of_all_orders(seed: int, actions: int) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=pick(50, 100, 300), deadline=None)
 @given(st.integers(0, 2**32), st.integers(4, 9))
 def test_small_problems_with_many_orders(seed: int, actions: int) -> None:
     check_optimal(seed, actions, 10_000)

@@ -49,7 +49,7 @@ def everything(problem: Problem) -> int:
     return total + unit * len(problem.regions)
 
 
-@settings(max_examples=pick(20, 60, 150), deadline=None)
+@settings(max_examples=pick(20, 30, 150), deadline=None)
 @given(seeds, sizes)
 def test_plan_lies_between_bounds_and_sum(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
@@ -63,7 +63,7 @@ def test_plan_lies_between_bounds_and_sum(seed: int, actions: int) -> None:
     assert arenas == sorted(arenas, reverse=True) and arenas[-1] == found.arena_bytes
 
 
-@settings(max_examples=pick(15, 40, 100), deadline=None)
+@settings(max_examples=pick(10, 20, 100), deadline=None)
 @given(seeds, sizes)
 def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
@@ -73,7 +73,7 @@ def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> No
     assert Machine(found, problem).run() == Machine(twin, problem).run()
 
 
-@settings(max_examples=pick(15, 40, 100), deadline=None)
+@settings(max_examples=pick(10, 20, 100), deadline=None)
 @given(seeds, sizes)
 def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
@@ -99,7 +99,7 @@ def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, ac
 
 
 @pytest.mark.whole_search
-@settings(max_examples=pick(6, 15, 50), deadline=None)
+@settings(max_examples=pick(4, 8, 50), deadline=None)
 @given(problems())
 def test_plans_of_drawn_problems(problem: Problem) -> None:
     check_problem(problem)

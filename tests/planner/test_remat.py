@@ -59,7 +59,7 @@ def extra(found: Plan, problem: Problem) -> int:
     return sum(problem.actions[i].nanoseconds for i in runs) - sum(problem.actions[i].nanoseconds for i in set(runs))
 
 
-@settings(max_examples=pick(20, 60, 150), deadline=None)
+@settings(max_examples=pick(15, 30, 150), deadline=None)
 @given(seeds, sizes)
 def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, actions: int) -> None:
     problem, rng = random_problem(seed, actions), random.Random(seed)
@@ -80,7 +80,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, acti
     assert set(order) >= set(steps)
 
 
-@settings(max_examples=pick(3, 6, 15), deadline=None)
+@settings(max_examples=pick(2, 4, 15), deadline=None)
 @given(seeds, sizes)
 def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
     problem = priced(random_problem(seed, actions), seed)
@@ -95,7 +95,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
-@settings(max_examples=pick(2, 4, 10), deadline=None)
+@settings(max_examples=pick(1, 2, 10), deadline=None)
 @given(seeds)
 def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)

@@ -18,6 +18,7 @@ from foreplan.planner.recompute.arrays import Gaps, make_gaps
 from foreplan.planner.recompute.kernels import Scratch, make_scratch
 from foreplan.planner.recompute.runs import free_actions
 from tests.planner.problems import REGIONS, Maker, priced, random_problem
+from tests.profile import pick
 
 seeds = st.integers(0, 2**32)
 
@@ -29,7 +30,7 @@ def start(problem: Problem, order: list[int]) -> tuple[Gaps, Scratch, Sequences]
     return gaps, make_scratch(gaps), sequences
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=pick(20, 40, 100), deadline=None)
 @given(seeds, st.integers(2, 30))
 def test_changed_at_random_they_are_schedules_with_the_bytes_of_the_planner(seed: int, actions: int) -> None:
     problem, rng = priced(random_problem(seed, actions), seed), random.Random(seed)

@@ -91,7 +91,7 @@ def test_a_chain_needs_what_checkpointing_keeps(units: list[int], data: st.DataO
     Machine(found, problem).run()
 
 
-@settings(max_examples=pick(6, 12, 30), deadline=None)
+@settings(max_examples=pick(4, 6, 30), deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 25))
 def test_any_segments_give_the_right_bytes(seed: int, count: int) -> None:
     problem, rng = random_problem(seed, count), random.Random(seed)

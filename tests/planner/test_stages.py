@@ -32,7 +32,7 @@ def test_stages_of_recomputing_plans() -> None:
 
 
 def test_random_problems_have_stages() -> None:
-    for seed in range(pick(6, 15, 40)):
+    for seed in range(pick(3, 6, 40)):
         problem = random_problem(seed, 20)
         told = explain(problem, plan(problem))
         assert told.each_once_bytes <= told.stages[3].live_bytes

@@ -80,7 +80,7 @@ def campaign(first: int, count: int, plans: int) -> Counter[str]:
 
 
 def test_no_placement_and_no_schedule_is_below_its_bound() -> None:
-    count, plans = pick((100, 8), (250, 10), (2_000, 20))
+    count, plans = pick((100, 10), (120, 10), (2_000, 20))
     told = campaign(0, count, plans)
     print(dict(sorted(told.items())))
     assert told["all schedules: None"] > 0.8 * count

@@ -32,6 +32,7 @@ from foreplan.planner.placement.problem import MOST
 from foreplan.planner.verify.wellformed import LARGEST_ALIGNMENT
 from tests.planner.problems import joined_problem, random_problem
 from tests.planner.tiny import draw
+from tests.profile import pick
 
 GOOD = Problem(
     (
@@ -232,7 +233,7 @@ def malformed(draw_from: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=pick(50, 100, 300), deadline=None)
 @given(malformed(), st.sampled_from([None, 0.5, 1000, "1KiB"]))
 def test_malformed_problems_are_refused_or_planned(problem: Problem, budget: Any) -> None:
     with suppress(ForeplanError):
@@ -306,7 +307,7 @@ def test_small_budgets_do_not_fit() -> None:
 NUMBERS = st.one_of(ODD, st.integers(0, 5), st.lists(st.one_of(st.integers(-2, 9), ODD), max_size=4))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=pick(50, 100, 300), deadline=None)
 @given(st.tuples(*[NUMBERS] * 5), st.one_of(st.none(), ODD), ODD)
 def test_malformed_intervals_are_refused_or_placed(arrays: tuple[Any, ...], capacity: Any, work: Any) -> None:
     try:

@@ -24,7 +24,7 @@ from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
 from foreplan.frontend.onnx.outputs import compared
 from foreplan.frontend.onnx.restore import restored
-from foreplan.frontend.onnx.roles import NO_ROLE, Role, chosen_roles, find_roles
+from foreplan.frontend.onnx.roles import NO_ROLE, Role, RolesOfBodies, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
 from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor, given_array
@@ -60,6 +60,7 @@ class Importer:
         floats: name of a quantised tensor → what it was before.
         guards: what branches read that are computed whether they are taken or not.
         nested: tensors in branches and loops.
+        roles: of tensors in bodies.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
         allowance: what a file of this size may take for values that are computed at import.
@@ -86,6 +87,7 @@ class Importer:
         self.guards = Guards()
         self.nested = Nested()
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
+        self.roles = RolesOfBodies(self.functions)
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
         self._reserved.update(tensor.name for tensor in model.proto.graph.initializer)
         self._random_state: Value | None = None
@@ -328,7 +330,7 @@ class Importer:
             raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, but the node gives it {len(given)}")
         if taken is not None:
             given = [self.guards.read(self.b, each, taken) for each in given]
-        roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
+        roles = {**scope.roles, **self.roles.of(body, body.initializer, self.exporter)}
         path = None if scope.path is None else (*scope.path, (n.index, name))
         inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1, taken or scope.taken, path)
         inner.attributes = scope.attributes
@@ -359,7 +361,7 @@ class Importer:
             )
         self._write_out(n, len(body.node))
         opsets = {**self.model.opsets, **opsets_of(body.opset_import)}
-        inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1, n.taken)
+        inner = Scope(name + "/", self.roles.of(body), opsets, None, scope.depth + 1, n.taken)
         inner.attributes = attributes_of_call(n, body)
         for i, formal in enumerate(body.input):
             inner.tensors[formal] = given[i] if i < len(given) else None

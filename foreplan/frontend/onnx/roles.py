@@ -78,6 +78,7 @@ class Role:
     guessed: bool = False
 
 
+_MOST_BODIES = 256  # whose roles are kept
 _CHOSEN = {True: Kind.PARAMETER, False: Kind.FROZEN}
 NO_ROLE = Role(Kind.CONSTANT)
 LEARNED = Role(Kind.PARAMETER, "made by the exporter, and filled as by training")
@@ -102,6 +103,33 @@ def find_roles(
     for name, found in uses.found.items():
         cases[name] = _Case(name, uses.held[name], found, name in uses.initializers, exporter, cases)
     return {name: next(role for rule in _RULES if (role := rule(case)) is not None) for name, case in cases.items()}
+
+
+class RolesOfBodies:
+    """As `find_roles`, of bodies that are walked again and again: with each step of a loop, each call of a function.
+
+    Args:
+        functions: of the model.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+        self._found: dict[int, tuple[object, dict[str, Role]]] = {}
+
+    def of(
+        self,
+        body: onnx.GraphProto | onnx.FunctionProto,
+        initializers: Iterable[onnx.TensorProto] = (),
+        exporter: Exporter | None = None,
+    ) -> dict[str, Role]:
+        """Of the tensors of one body, which does not change."""
+        found = self._found.get(id(body))
+        if found is None:
+            if len(self._found) >= _MOST_BODIES:
+                self._found.clear()
+            found = body, find_roles(body.node, initializers, self._functions, exporter)
+            self._found[id(body)] = found  # which holds the body, so that no other one gets its identity
+        return found[1]
 
 
 def chosen_roles(roles: Mapping[str, Role], selection: Selection) -> Mapping[str, Role]:

@@ -17,6 +17,7 @@ from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedEr
 from foreplan.frontend import from_onnx
 from foreplan.frontend.onnx.load import NEWEST_OPSET, OLDEST_OPSET
 from tests.frontend.onnx.models import by_onnxruntime, model, node, random, run
+from tests.profile import pick
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def terms(draw: st.DrawFn) -> str:
     return text[:at] + "..." + text[at:] if draw(st.integers(0, 2)) == 0 else text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=pick(20, 50, 150), deadline=None)
 @given(
     st.lists(terms(), min_size=1, max_size=3),
     st.one_of(st.none(), terms()),
@@ -167,7 +168,7 @@ def pooled(extent: int, taps: int, step: int, pads: tuple[int, int]) -> onnx.Mod
     return model([node("LpPool", "x", "y", p=2, **attributes)], {"x": (1, 2, extent)}, ["y"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=pick(10, 25, 60), deadline=None)
 @given(st.integers(4, 9), st.integers(1, 3), st.integers(1, 3), st.tuples(st.integers(0, 1), st.integers(0, 1)))
 def test_windows_that_hang_over_are_there_with_ceil_mode(
     extent: int, taps: int, step: int, pads: tuple[int, int]

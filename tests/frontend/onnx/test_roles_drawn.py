@@ -238,7 +238,7 @@ def test_tables_are_told_by_their_numbers(kind: str, seed: int) -> None:
 
 
 def test_what_training_leaves_is_no_table() -> None:
-    for seed in range(pick(200, 600, 20_000)):
+    for seed in range(pick(100, 200, 20_000)):
         tensor = numpy_helper.from_array(tables.learned(np.random.default_rng(seed)), "t")
         assert not table_like(tensor, None), seed
 

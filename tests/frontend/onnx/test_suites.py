@@ -26,7 +26,7 @@ from tests.profile import few
 
 AS_IS, REFUSED = (Path(__file__).with_name(name) for name in ("as_is.txt", "refused.txt"))
 DEVICES = ("numpy", "cpu:threads=1")
-PARTS = 24  # of the suite of nodes, so that processes can share it
+PARTS = 60  # of the suite of nodes, so that processes can share it
 # Their expected outputs hold numbers drawn by NumPy's generator, which no graph can draw again.
 DRAWN = re.compile("test_(training_dropout(?!.*zero_ratio)|bernoulli|randomuniform|randomnormal)")
 # The tolerance of a result that was computed in few bits: two units in the last place, as ONNX's runner has it.
