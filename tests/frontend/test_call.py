@@ -108,7 +108,7 @@ def test_two_towers_share_weights_or_have_their_own(shared: bool) -> None:
 
         return (side("left", x) * side(sides[-1], z)).mean()
 
-    wanted, gradients = jax.value_and_grad(loss)(w)
+    wanted, gradients = jax.jit(jax.value_and_grad(loss))(w)
     found = session.step({"x": x, "z": z})
     assert found.loss == pytest.approx(float(wanted), rel=1e-5)
     for name, array in gradients.items():

@@ -13,7 +13,7 @@ from foreplan.ops.attention.ops import Attention, attention
 from foreplan.ops.shape import reshape
 from tests.ops.check import check_vjp, decomposed, run_op, type_of
 from tests.oracle.peers import jax, jit, jnp
-from tests.profile import pick
+from tests.profile import pairs, pick, values
 
 RNG = np.random.default_rng(0)
 FIRST = RNG.bit_generator.state
@@ -56,9 +56,7 @@ def _float64() -> object:
         yield
 
 
-@pytest.mark.parametrize("heads_last", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "causal", "heads_last"), pairs(SHAPES, (False, True), (False, True)))
 def test_against_jax(shape: tuple[int, ...], causal: bool, heads_last: bool) -> None:
     q, k, v = sample(shape)
     mask = RNG.standard_normal((1, shape[1], 1, shape[4]))
@@ -129,8 +127,9 @@ def test_a_narrow_mask_has_a_narrow_gradient(dtype: str) -> None:
     assert [x.type for x in gradients if x is not None] == [x.type for x in node.inputs]
 
 
-@pytest.mark.parametrize("mask_shape", [None, (5,), (2, 1, 1, 5), (1, 4, 3, 1), (2, 4, 3, 5), (3, 5)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("mask_shape", "causal"), values([None, (5,), (2, 1, 1, 5), (1, 4, 3, 1), (2, 4, 3, 5), (3, 5)], [True, False])
+)
 def test_gradients_by_differences(mask_shape: tuple[int, ...] | None, causal: bool) -> None:
     arrays = [*sample((2, 4, 2, 3, 5, 4, 3)), *([] if mask_shape is None else [RNG.standard_normal(mask_shape)])]
 
@@ -165,10 +164,10 @@ def test_rows_without_any_key_are_zero() -> None:
     assert (dq[:, :, 1] == 0).all() and all(np.isfinite(x).all() for x in (dk, dv))
 
 
-@pytest.mark.parametrize("heads_last", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES[:3])
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "causal", "heads_last"),
+    pairs(["float64", "float16"], SHAPES[:3], (False, True), (False, True)),
+)
 def test_decomposition(shape: tuple[int, ...], causal: bool, heads_last: bool, dtype: str) -> None:
     order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in sample(shape, dtype)]

@@ -9,7 +9,7 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops.fourier import MOST_ELEMENTS, dft, stft
 from tests.ops.check import built, check_vjp
-from tests.profile import pick
+from tests.profile import pairs, pick
 
 rng = np.random.default_rng(7)
 
@@ -24,9 +24,10 @@ def _by_numpy(x: np.ndarray, length: int | None, inverse: bool, onesided: bool) 
     return np.stack([y.real, y.imag], -1)
 
 
-@pytest.mark.parametrize("onesided", [False, True])
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("n", [2, 7, *(int(n) for n in rng.integers(3, 200, pick(1, 2, 6))), 257, 300, 1024])
+@pytest.mark.parametrize(
+    ("n", "inverse", "onesided"),
+    pairs([2, 7, *map(int, rng.integers(3, 200, pick(1, 2, 6))), 257, 300, 1024], [False, True], [False, True]),
+)
 def test_transforms(n: int, inverse: bool, onesided: bool) -> None:
     for parts in (1, 2):
         if onesided and parts == 1 + (not inverse):

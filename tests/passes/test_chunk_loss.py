@@ -58,7 +58,7 @@ def by_jax(
         return total / {"counted": max(1, (target >= 0).sum()), "mean": target.size, "sum": 1}[how]
 
     with jax.enable_x64(True):
-        value, (dw, dc) = jax.value_and_grad(loss, (0, 1))(w, c)
+        value, (dw, dc) = jax.jit(jax.value_and_grad(loss, (0, 1)))(w, c)
     return float(value), {"w": np.asarray(dw), "c": np.asarray(dc)}
 
 
@@ -248,7 +248,9 @@ def test_a_frozen_matrix_gets_no_gradient(kinds: tuple[str, str]) -> None:
         )
 
     with jax.enable_x64(True):
-        value, gradients = jax.value_and_grad(loss)({name: jnp.asarray(array) for name, array in stored.items()})
+        value, gradients = jax.jit(jax.value_and_grad(loss))(
+            {name: jnp.asarray(array) for name, array in stored.items()}
+        )
     assert training.loss is not None
     np.testing.assert_allclose(found[training.loss], float(value), rtol=1e-12)
     assert set(training.gradients) == {"s"} | {name for name, kind in zip("wc", kinds) if kind == "parameter"}

@@ -25,7 +25,7 @@ from foreplan.passes.split_samples import (
 )
 from foreplan.units import parse_budget
 from tests.ops.check import evaluate
-from tests.profile import pick
+from tests.profile import cases, pick
 
 SMALL = "width=16,heads=2"
 TOKENS = f"batch=4,seq=8,layers=2,vocabulary=32,{SMALL}"
@@ -83,7 +83,7 @@ def in_parts(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes if "/part" in node.name and not node.op.is_view]
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", cases(NETS, thorough=("resnet18",)))  # the U-Nets have batch norms, too
 def test_drawn_segments_give_the_same(name: str) -> None:
     """Losses, gradients and updates, up to the order of additions: of layers from anywhere, in any number of parts."""
     rng = Random(name)

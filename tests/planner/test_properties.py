@@ -99,7 +99,7 @@ def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, ac
 
 
 @pytest.mark.whole_search
-@settings(max_examples=pick(4, 8, 50), deadline=None)
+@settings(max_examples=pick(3, 5, 50), deadline=None)
 @given(problems())
 def test_plans_of_drawn_problems(problem: Problem) -> None:
     check_problem(problem)

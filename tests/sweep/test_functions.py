@@ -9,10 +9,11 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.expr import FUNCTIONS, Arg, Call
 from foreplan.ops.map import Map
 from tests.kernels import is_function_of
+from tests.profile import pick
 from tests.sweep.case import Case, Given
 from tests.sweep.judges import JUDGES
 
-COUNT, TOGETHER = 4000, 12
+COUNT, TOGETHER = pick(1000, 1500, 4000), 12
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

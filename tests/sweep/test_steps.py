@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.profile import pick
 from tests.sweep.judges import WHOLE, cpu, gradient
 from tests.sweep.steps import NOT_DRAWN, OPS
 from tests.sweep.table import ENTRIES
 
-STEPS = 8
+STEPS = pick(4, 4, 8)
 
 
 @pytest.mark.slow

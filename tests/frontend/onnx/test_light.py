@@ -11,6 +11,7 @@ import pytest
 from foreplan.frontend import from_onnx
 from foreplan.graph.ir import Kind
 from tests.ops.check import evaluate
+from tests.profile import cases
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 # name → (trained tensors, running statistics). ResNet-50, for one: 53 convolutions with a weight each, as many batch
@@ -56,7 +57,7 @@ def test_imports_with_every_weight_a_parameter(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, thorough=("vgg19", "zfnet512", "inception_v1")))  # of like ones one
 def test_forward_equals_what_onnx_ships(name: str) -> None:
     model = onnx.load(LIGHT / f"light_{name}.onnx")
     graph = from_onnx(in_float64(model) if name in LARGE_LOGITS else model)
