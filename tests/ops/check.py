@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -109,14 +110,19 @@ def _strided_windows(x: np.ndarray) -> Iterator[np.ndarray]:
 
 def decomposed(op: Op, *arrays: np.ndarray, hard: bool = True) -> list[np.ndarray]:
     """The outputs of one op by its decomposition."""
+    graph = _decomposition(op, tuple(map(type_of, arrays)))
+    found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)}, hard=hard)
+    return [found[value] for value in graph.outputs.values()]
+
+
+@lru_cache(maxsize=16)  # differences evaluate one again and again
+def _decomposition(op: Op, types: tuple[TensorType, ...]) -> Graph:
     b = Builder()
-    values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)]
+    values = [b.input(f"x{i}", type) for i, type in enumerate(types)]
     made = op.decompose(b, values)
     assert made is not None
     assert [value.type for value in made] == list(op.infer([value.type for value in values]))
-    graph = b.finish({f"y{i}": value for i, value in enumerate(made)})
-    found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)}, hard=hard)
-    return [found[value] for value in made]
+    return b.finish({f"y{i}": value for i, value in enumerate(made)})
 
 
 def built(build: Callable[..., Value | Sequence[Value]], *arrays: np.ndarray) -> list[np.ndarray]:

@@ -9,12 +9,13 @@ import numpy as np
 from foreplan.graph import Builder, Op, Value
 from foreplan.graph.op import registered_ops
 from tests.ops.check import check_vjp
+from tests.profile import pick
 from tests.sweep.case import Case
 from tests.sweep.judges.numpy import outputs
 from tests.sweep.table import Entry
 
 # Kinks, steep places and states that a step must not change: numbers apart from each other, and no state.
-SAMPLES = 6  # elements of each input that are tried
+SAMPLES = pick(3, 4, 6)  # elements of each input that are tried
 
 
 def draw(entry: Entry, rng: Random) -> Case:
