@@ -13,9 +13,11 @@ import pytest
 from foreplan.planner import Curve, plan, plan_curve
 from foreplan.planner.effort import USUAL, WITHOUT, Effort
 from tests.planner.problems import training_net
-from tests.profile import cases
+from tests.profile import cases, pick
 
 pytestmark = pytest.mark.whole_search
+
+BLOCKS = pick(3, 3, 4)
 
 
 def kinds(effort: Any) -> Iterator[Any]:
@@ -33,13 +35,13 @@ def test_every_limit_is_described_in_the_order_of_the_fields(kind: type) -> None
 
 @cache
 def curve_by(effort: Effort) -> Curve:
-    return plan_curve(training_net(3), effort=effort)
+    return plan_curve(training_net(BLOCKS), effort=effort)
 
 
 @pytest.mark.parametrize("name", cases(WITHOUT, slow=("order search",), thorough=("placement search", "annealing")))
 def test_plans_of_less_effort_are_valid(name: str) -> None:
     """Which `plan` verifies; each search takes part in a problem as small as this one."""
-    problem = training_net(3)
+    problem = training_net(BLOCKS)
     found = plan(problem, remat="off", effort=WITHOUT[name])
     assert found.arena_bytes >= plan(problem, remat="off").lower_bound_bytes
     curve = curve_by(WITHOUT[name])
