@@ -87,15 +87,19 @@ def looped(
     read = [*(value for node in nodes for value in node.inputs), *cell.after, *cell.outputs]
     fixed = [value for value in dict.fromkeys(read) if value not in made]
     body = Builder("body")
-    at = {value: body.input(value.name, value.type) for value in (*cell.carries, *cell.slices, *fixed)}
+    # Names say nothing of where the loop stands: so loops that do the same have one text, which is parsed once.
+    names = [*(value.name for value in (*cell.carries, *cell.slices)), *(f"c{i}" for i in range(len(fixed)))]
+    inputs = (*cell.carries, *cell.slices, *fixed)
+    at = {value: body.input(name, value.type) for name, value in zip(names, inputs)}
     for node in nodes:
-        at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
+        name, body.kind = node.name.rpartition("/")[2], node.outputs[0].kind
+        at.update(zip(node.outputs, body.node(node.op, *(at[value] for value in node.inputs), name=name)))
     outputs = {f"carry{i}": at[value] for i, value in enumerate(cell.after)}
     outputs |= {f"y{i}": at[value] for i, value in enumerate(cell.outputs)}
     op = Loop(print_graph(body.finish(outputs)), steps, len(cell.carries), len(stacks), reverse)
-    inputs = [*carried, *stacks, *fixed]
+    read = [*carried, *stacks, *fixed]
     written_out = any(isinstance(node.op, WRITTEN_OUT) for node in nodes)
-    results = list(op.decompose(b, inputs) if written_out else b.node(op, *inputs, name="scan"))
+    results = list(op.decompose(b, read) if written_out else b.node(op, *read, name="scan"))
     return results[: len(cell.carries)], results[len(cell.carries) :]
 
 

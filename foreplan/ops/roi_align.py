@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape
@@ -20,6 +20,8 @@ from foreplan.ops.map import convert, elementwise
 from foreplan.ops.pullback import by_parts
 from foreplan.ops.sampling import Tap, constant, images_of, linear_taps, nearest_inside, rows_of, samples
 from foreplan.ops.shape import reshape, slice_axis
+
+MOST_POINTS = 32  # along an axis of a bin; each point of both axes makes nodes of its own
 
 
 @register
@@ -136,7 +138,16 @@ def roi_align(
     scale: float = 1.0,
     half_pixel: bool = True,
 ) -> Value:
-    """Bins of regions of x; see `RoiAlign`."""
+    """Bins of regions of x; see `RoiAlign`.
+
+    Raises:
+        ShapeError: an attribute has no such value.
+        UnsupportedError: a bin has more points than nodes are written out for.
+    """
+    if points > MOST_POINTS:
+        raise UnsupportedError(
+            f"roi_align: {points:,} points along each axis of a bin; foreplan takes {MOST_POINTS} at most"
+        )
     try:
         op = RoiAlign(tuple(shape), points, how, scale, half_pixel)
     except ValueError as error:

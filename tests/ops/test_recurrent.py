@@ -180,3 +180,18 @@ def test_backward_computes_no_product_of_forward_again(layer: str) -> None:
         [node for node in body.nodes if isinstance(node.op, MatMul) and node.op.transpose_b] for body in bodies
     )
     assert len(forward) == (2 if layer == "gru" else 1) and not again
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_layers_of_one_shape_are_one_loop(kind: str) -> None:
+    """Whatever their names: so its text is read once, for a hundred layers too."""
+    b, loops = Builder("layers"), []
+    for layer in range(2):
+        b.scope = f"layer{layer}/"
+        arrays = _arrays(kind, 1, "bias", seed=layer)
+        values = {
+            name: b.input(f"{name}{layer}", TensorType(as_dtype("float32"), x.shape)) for name, x in arrays.items()
+        }
+        BUILDS[kind](b, **values)
+        loops.append(next(node.op for node in reversed(b.nodes) if isinstance(node.op, Loop)))
+    assert loops[0] == loops[1] and loops[0].graph is loops[1].graph

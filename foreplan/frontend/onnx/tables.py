@@ -36,6 +36,7 @@ _PAIRS = 2048  # of numbers that are compared
 _DISTINCT = 0.95  # of many numbers in float32, some are equal by chance
 
 
+@np.errstate(all="ignore")
 def table_like(tensor: onnx.TensorProto, path: Path | None, fresh: bool = False) -> str:
     """Why a tensor's numbers are none that training gives, for people; empty: they may well be trained.
 
@@ -78,6 +79,7 @@ def _forbids(some: np.ndarray) -> bool:
     return bool(some.min() <= _FORBIDS and np.isin(some, (0.0, some.min())).all())
 
 
+@np.errstate(all="ignore")
 def is_written(tensor: onnx.TensorProto, path: Path | None) -> bool:
     """Whether all of a few different numbers have few digits, as those that people write."""
     flat = numbers_of(tensor, path)
@@ -95,6 +97,7 @@ def _rounding(some: np.ndarray) -> float:
     return 2.0**-23
 
 
+@np.errstate(all="ignore")
 def is_irregular(tensor: onnx.TensorProto, path: Path | None) -> bool:
     """Whether the numbers are as training leaves them: hardly two are equal, and no rule gives one from the other."""
     flat, shape = numbers_of(tensor, path), tuple(tensor.dims)
