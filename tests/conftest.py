@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -28,10 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, value in (("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
         os.environ.setdefault(name, value)
+    if "PYTHONDONTWRITEBYTECODE" in os.environ:
+        keep_byte_code(config)
     config.pluginmanager.register(processor_time.plugin())
     processor_time.leave_compilation_out()
     if hasattr(providers, "_get_local_constants"):
         providers._get_local_constants = lambda: providers._local_constants
+
+
+def keep_byte_code(config: pytest.Config) -> None:
+    """Where Python may not write beside the sources, processes that tests start read byte code of a folder of this run:
+    each would else compile a thousand modules again.
+    """
+    folder = tempfile.mkdtemp(prefix="byte-code-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["PYTHONPYCACHEPREFIX"] = folder
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 @pytest.hookimpl(wrapper=True)
