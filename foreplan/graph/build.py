@@ -82,16 +82,18 @@ class Builder:
         (output,) = self.node(op, *inputs, name=name)
         return output
 
-    def append(self, node: Node, *, inferred: bool = False) -> None:
+    def append(self, node: Node, *, inferred: bool = False, reserved: bool = False) -> None:
         """Take over a finished node (its values' names are already unique).
 
         Args:
             node: what to take over.
             inferred: whether its outputs are known to have the types that its op infers, so that `finish` need not ask.
+            reserved: whether its names were given to `reserve` before.
         """
         if inferred:
             self._inferred.add(node)
-        self.reserve((), (node,))
+        if not reserved:
+            self.reserve((), (node,))
         self.nodes.append(node)
 
     def adopt(self, value: Value, name: str) -> Value:
@@ -109,10 +111,10 @@ class Builder:
 
     def reserve(self, values: Iterable[Value], nodes: Iterable[Node]) -> None:
         """Keep these names, and the names of the nodes' outputs, for what `append` will bring."""
-        self._value_names.take(value.name for value in values)
-        for node in nodes:
-            self._node_names.take((node.name,))
-            self._value_names.take(value.name for value in node.outputs)
+        nodes = tuple(nodes)
+        self._node_names.take([node.name for node in nodes])
+        self._value_names.take([value.name for value in values])
+        self._value_names.take([value.name for node in nodes for value in node.outputs])
 
     @contextmanager
     def recorded(self) -> Iterator[list[Node]]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from foreplan.errors import UnsupportedError
 from foreplan.graph import Builder, Graph, Node, Op, Value, Window
 from foreplan.graph.op import Types, Windows
+from foreplan.graph.walk import live_nodes
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 
@@ -31,9 +32,12 @@ def decompose(graph: Graph, machine: Machine) -> Graph:
         UnsupportedError: it has none for an op, and the op no decomposition; names the node.
     """
 
+    def lacks(node: Node) -> bool:
+        inputs, outputs = ([Window.dense(value.type) for value in values] for values in (node.inputs, node.outputs))
+        return not node.op.is_view and not machine.kernels(node.op, inputs, outputs)
+
     def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        types, outputs = ([Window.dense(value.type) for value in values] for values in (inputs, node.outputs))
-        if node.op.is_view or machine.kernels(node.op, types, outputs):
+        if node not in lacking:
             return None
         b.scope = node.name + "/"
         simpler = node.op.decompose(b, inputs)
@@ -43,7 +47,8 @@ def decompose(graph: Graph, machine: Machine) -> Graph:
         return simpler
 
     while True:  # a decomposition may use ops that need one themselves
-        smaller = rewrite(graph, expand)
-        if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
+        live = live_nodes(graph, graph.results)
+        lacking = {node for node in live if lacks(node)}
+        if not lacking and len(live) == len(graph.nodes):
             return graph
-        graph = fuse_maps(smaller)
+        graph = fuse_maps(rewrite(graph, expand))

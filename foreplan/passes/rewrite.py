@@ -47,7 +47,8 @@ def rewrite(
         if outputs is None:
             same = inputs == node.inputs
             kept = same or [value.type for value in inputs] == [value.type for value in node.inputs]
-            b.append(node if same else Node(node.op, inputs, node.outputs, node.name, node.source), inferred=kept)
+            copied = node if same else Node(node.op, inputs, node.outputs, node.name, node.source)
+            b.append(copied, inferred=kept, reserved=True)
             outputs = node.outputs
         now.update((old, new) for old, new in zip(node.outputs, outputs, strict=True) if old is not new)
 

@@ -44,7 +44,8 @@ class Backwards:
         self._made = sum(1 << i for i, makers in enumerate(self._makers) if makers)
         self._reads = [self._set(action.reads) for action in problem.actions]
         self._writes = [self._set(action.writes) for action in problem.actions]
-        self._running: dict[tuple[int, int], int] = {}
+        self._touched = [reads | writes for reads, writes in zip(self._reads, self._writes)]
+        self._steps: dict[tuple[int, int], tuple[int, int]] = {}
 
     def least(self, there: Collection[int], known: int) -> int:
         """The fewest bytes, beside stored values, with which some values can be there together.
@@ -56,10 +57,11 @@ class Backwards:
         Returns:
             At least what is known. Less than the fewest where the work is spent before.
         """
-        heap = [(known, 0, self._set(there))]
-        best, settled, count = {heap[0][2]: known}, set[int](), 0
+        start = self._set(there)
+        heap = [(known, 0, start, self._bytes(start))]
+        best, settled, count = {start: known}, set[int](), 0
         while heap:
-            nbytes, _, now = heappop(heap)
+            nbytes, _, now, total = heappop(heap)
             made = now & self._made
             if not made or self.work <= 0:
                 return nbytes
@@ -67,15 +69,15 @@ class Backwards:
                 continue
             settled.add(now)
             self.work -= 1
-            total = self._bytes(now)
             for bit in _bits(made):
                 for maker in self._makers[bit]:
                     before = now & ~self._writes[maker] | self._reads[maker]
-                    needed = max(nbytes, self._while_running(maker, now, total))
+                    running, more = self._step(maker, now & self._touched[maker])
+                    needed = max(nbytes, total + running)
                     if needed < best.get(before, needed + 1):
                         best[before] = needed
                         count -= 1  # of equal ones the latest first, which soonest comes to an end
-                        heappush(heap, (needed, count, before))
+                        heappush(heap, (needed, count, before, total + more))
         return known
 
     def _set(self, values: Collection[int]) -> int:
@@ -84,13 +86,19 @@ class Backwards:
     def _bytes(self, values: int) -> int:
         return sum(self._size[bit] for bit in _bits(values))
 
-    def _while_running(self, maker: int, after: int, total: int) -> int:
-        """Bytes while an action runs and a set of values is there after it, which take so many in total."""
-        kept = after & self._reads[maker]
-        if (own := self._running.get((maker, kept))) is None:
-            still = {v for v in self.problem.actions[maker].reads if v in self._bit and kept >> self._bit[v] & 1}
-            own = self._running[maker, kept] = self.sizes.while_running(self.problem, maker, still)
-        return own + total - self._bytes(after & (self._reads[maker] | self._writes[maker]))
+    def _step(self, maker: int, after: int) -> tuple[int, int]:
+        """How many bytes more there are while an action runs, and before it, than after it.
+
+        Args:
+            after: those of its reads and writes that are there after it.
+        """
+        if (found := self._steps.get((maker, after))) is None:
+            reads = self._reads[maker]
+            still = {v for v in self.problem.actions[maker].reads if v in self._bit and after >> self._bit[v] & 1}
+            running = self.sizes.while_running(self.problem, maker, still)
+            before, now = self._bytes(after & ~self._writes[maker] | reads), self._bytes(after)
+            found = self._steps[maker, after] = running - now, before - now
+        return found
 
     def _beaten(self, now: int, made: int, settled: set[int]) -> bool:
         """Whether fewer of the values took no more bytes: then all of them do not help."""
