@@ -27,6 +27,7 @@ from tests.gpu.check import made
 from tests.gpu.compiled import needs_gcc
 from tests.gpu.exchanges import given, kinds, of_one
 from tests.gpu.nccl import Call, FakeNccl, on_cards
+from tests.ranks.kept import compiled_once
 from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone
 from tests.ranks.test_stage_groups import of_replica
 from tests.ranks.threads import Thread, run
@@ -46,7 +47,11 @@ def mlp(batch: int) -> Graph:
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several exchanges of gradients in a step."""
-    monkeypatch.setattr(Ranks, "bucket", staticmethod(lambda weights: 4000))
+    monkeypatch.setattr(Ranks, "bucket", staticmethod(four_thousand))
+
+
+def four_thousand(weights: Any) -> int:
+    return 4000
 
 
 @dataclass
@@ -73,7 +78,7 @@ def trained_on_cards(
 ) -> Sequence[OnCards]:
     """As `tests.ranks.training.trained`, on cards."""
     accumulate, alike = options.get("accumulate", 1), options.get("tensor", 1)
-    step = fp.compile(
+    step = compiled_once(
         model(samples * alike // ranks // accumulate),
         fp.losses.cross_entropy,
         optim.AdamW(0.01),
@@ -221,7 +226,7 @@ def test_collectives_give_what_they_give_on_the_host(
     monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...], card: Callable[[], FakeCard]
 ) -> None:
     graph, inputs = of_one(kinds(3)[name], shape), given(3, shape)
-    steps: list[Compiled] = [fp.compile(graph, target=target) for target in ("numpy", TARGET)]
+    steps: list[Compiled] = [compiled_once(graph, target=target) for target in ("numpy", TARGET)]
 
     def twice(step: Compiled, world: Thread) -> list[dict[str, np.ndarray]]:
         session = step.bind()

@@ -13,6 +13,7 @@ import foreplan as fp
 from foreplan.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.runtime.session import Session
+from tests.ranks.kept import compiled_once, once
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import Batch, Trained, batches_for, own_part
 
@@ -20,11 +21,15 @@ from tests.ranks.training import Batch, Trained, batches_for, own_part
 def compiled_stages(model: Graph, stages: int, micro_batches: int, **options: Any) -> list[Compiled]:
     """All stages of a step."""
     options = {"loss": fp.losses.cross_entropy, "target": "numpy", "ranks": stages, "stages": stages} | options
-    return [fp.compile(model, stage=stage, accumulate=micro_batches, **options) for stage in range(stages)]
+    return [compiled_once(model, stage=stage, accumulate=micro_batches, **options) for stage in range(stages)]
 
 
 def trained_alone(model: Graph, micro_batches: int, steps: int = 3, **options: Any) -> tuple[Trained, list[Batch]]:
     """What one process comes to, and the batches that it has taken."""
+    return once(_trained_alone, model, micro_batches, steps, **options)
+
+
+def _trained_alone(model: Graph, micro_batches: int, steps: int, **options: Any) -> tuple[Trained, list[Batch]]:
     options = {"loss": fp.losses.cross_entropy, "target": "numpy"} | options
     compiled = fp.compile(model, accumulate=micro_batches, **options)
     samples = micro_batches * model.inputs[0].shape[0]
@@ -77,7 +82,7 @@ def one_process_goes_on(graph: Graph, optimizer: Any, path: Path, batches: Seque
     """The session of one process that goes on from a checkpoint of two steps, after a check that it comes to what one
     comes to that has taken all three.
     """
-    step = fp.compile(graph, fp.losses.cross_entropy, optimizer, target="numpy", accumulate=2)
+    step = compiled_once(graph, fp.losses.cross_entropy, optimizer, target="numpy", accumulate=2)
     one = step.bind(seed=3)
     one.load(path)
     assert one.step(batches[2]).loss == pytest.approx(alone.losses[2], rel=1e-5)

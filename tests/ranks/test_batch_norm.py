@@ -18,6 +18,7 @@ from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.options import Options
 from foreplan.step_graphs import step_graphs
 from tests.profile import few, pick, values
+from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import EPSILON, Batch, Trained, assert_close, assert_same, batches_for, own_part, trained
 
@@ -71,7 +72,7 @@ def each_alone(compiled: Any, parts: list[list[Batch]]) -> list[tuple[list[float
 
 def compiled_for(model: Graph, ranks: int, batch_norm: str = "sync", **options: Any) -> Any:
     given = {"target": "numpy", "optimizer": optim.Momentum(0.05)} | options
-    return fp.compile(model, fp.losses.cross_entropy, ranks=ranks, batch_norm=batch_norm, **given)
+    return compiled_once(model, fp.losses.cross_entropy, ranks=ranks, batch_norm=batch_norm, **given)
 
 
 def distance(found: Trained, wanted: Trained) -> float:
@@ -104,7 +105,7 @@ def test_a_smooth_residual_network_rounds_no_more_than_its_calls(ranks: int, tar
     4 √n for the n calls of the steps, each of which rounds once (Higham and Mary 2019, SIAM J. Sci. Comput. 41(5)).
     """
     optimizer, steps = optim.Momentum(0.01), 3
-    wide = fp.compile(residual("float64", np.tanh)(12), fp.losses.cross_entropy, optimizer, target="numpy")
+    wide = compiled_once(residual("float64", np.tanh)(12), fp.losses.cross_entropy, optimizer, target="numpy")
     batches = batches_for(wide, 12, steps)
     exact, moved = (_stored_after(wide, batches, unit) for unit in (0.0, UNIT))
     found = trained(residual("float32", np.tanh), optimizer, ranks, 12, steps, target=target, batch_norm="sync")

@@ -12,6 +12,7 @@ from foreplan import optim
 from foreplan.graph import Graph
 from foreplan.passes.ranks import setting
 from tests.profile import pairs, values
+from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import EPSILON, assert_close, assert_same, batches_for, own_part, trained
 
@@ -69,7 +70,9 @@ def test_parts_are_smaller(shard: str) -> None:
     """What is held in parts is a quarter, and the rest is there whole."""
 
     def kept(ranks: int) -> dict[str, int]:
-        step = fp.compile(mlp(4), fp.losses.cross_entropy, optim.AdamW(0.01), target="numpy", ranks=ranks, shard=shard)
+        step = compiled_once(
+            mlp(4), fp.losses.cross_entropy, optim.AdamW(0.01), target="numpy", ranks=ranks, shard=shard
+        )
         return {str(category): nbytes for category, nbytes in step.memory.categories.items()}
 
     one, four = kept(1), kept(4)
@@ -97,7 +100,7 @@ def test_narrow_precision(precision: str, shard: str) -> None:
 def of_two(model: Graph, **options: Any) -> Graph:
     """The graph of a step of two ranks, with parameters in parts."""
     options = {"target": "numpy", "ranks": 2, "shard": "parameters"} | options
-    step = fp.compile(model, fp.losses.cross_entropy, optim.SGD(0.1), **options)
+    step = compiled_once(model, fp.losses.cross_entropy, optim.SGD(0.1), **options)
     assert step.graph is not None
     return step.graph
 

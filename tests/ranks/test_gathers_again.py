@@ -15,6 +15,7 @@ from foreplan.lower.exchanges import Exchanges
 from foreplan.ops.collective import Begin
 from foreplan.passes.ranks import setting
 from tests.profile import values
+from tests.ranks.kept import compiled_once
 from tests.ranks.training import assert_same, trained
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ def again(step: fp.Compiled) -> int:
 def compiled(**options: Any) -> fp.Compiled:
     """A step of four ranks, with parameters in parts."""
     options = {"target": "numpy", "ranks": 4, "shard": "parameters"} | options
-    return fp.compile(llama(16), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
+    return compiled_once(llama(16), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
 
 
 @pytest.mark.parametrize(("way", "precision"), values(WAYS, ["float32", "bf16"]))

@@ -12,6 +12,7 @@ from foreplan.graph import Graph
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin
 from foreplan.passes.ranks import setting
+from tests.ranks.kept import compiled_once
 from tests.ranks.training import assert_close, assert_same, trained
 
 FAR = "5GB/s,6us"  # a link beside which ranks compute
@@ -25,7 +26,7 @@ def perceptron(batch: int) -> Graph:
 def compiled(**options: Any) -> fp.Compiled:
     """A step of four ranks."""
     options = {"target": "numpy", "ranks": 4, "shard": "state"} | options
-    return fp.compile(perceptron(2), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
+    return compiled_once(perceptron(2), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
 
 
 def updating(program: Program) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Graph
 from tests.profile import pairs
+from tests.ranks.kept import compiled_once
 from tests.ranks.test_data_parallel import MODELS, gpt, mlp
 from tests.ranks.test_tensor_parallel import TEXTS, model
 from tests.ranks.threads import Thread, run
@@ -32,7 +33,7 @@ def outputs(build: Callable[[int], Graph], ranks: int, samples: int, **options: 
     alike = options.get("tensor", 1)
     options = {"target": "numpy"} | options
     graph = build(samples * alike // ranks)
-    compiled = fp.compile(graph, ranks=ranks, **options)
+    compiled = compiled_once(graph, ranks=ranks, **options)
     weights = weights_of(graph)
     (batch,) = batches_for(compiled, samples, 1, LABELS)
 

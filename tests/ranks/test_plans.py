@@ -23,6 +23,7 @@ from foreplan.passes.ranks import setting
 from foreplan.runtime.planfile import digest_of
 from foreplan.runtime.ranks.check import check_exchanges
 from tests.profile import values
+from tests.ranks.kept import compiled_once
 
 SHARDS = ["none", "state", "gradients", "parameters"]
 
@@ -30,7 +31,7 @@ SHARDS = ["none", "state", "gradients", "parameters"]
 def step(ranks: int, shard: str = "none", accumulate: int = 1, target: str = "numpy", links: str = "") -> fp.Compiled:
     """A small step."""
     model = fp.models.build("gpt2_small:layers=2,width=32,heads=2,seq=8,vocabulary=64,batch=2")
-    return fp.compile(
+    return compiled_once(
         model,
         fp.losses.cross_entropy,
         optim.AdamW(0.01),

@@ -16,6 +16,7 @@ from foreplan.graph import Graph
 from foreplan.runtime.ranks.statistics import of_first_rank
 from foreplan.runtime.session import Session
 from tests.profile import few, pick, values
+from tests.ranks.kept import compiled_once
 from tests.ranks.stages import compiled_stages
 from tests.ranks.test_batch_norm import network
 from tests.ranks.test_tensor_drawn import Draw
@@ -46,12 +47,12 @@ def measured(
     tensor, shard = options.pop("tensor", 1), options.pop("shard", "none")
     options = {"loss": fp.losses.cross_entropy, "target": "numpy", "optimizer": optim.Momentum(0.01)} | options
     replicas = ranks // tensor
-    whole = fp.compile(build(replicas), accumulate=MICRO_BATCHES, **options)
+    whole = compiled_once(build(replicas), accumulate=MICRO_BATCHES, **options)
     spread = {"ranks": stages * ranks, "tensor": tensor, "shard": shard}
     steps = [whole] if stages == 1 else compiled_stages(build(1), stages, MICRO_BATCHES, **spread, **options)
     batches = [own_part(batch, 0, 1, MICRO_BATCHES) for batch in batches_for(whole, MICRO_BATCHES * replicas, STEPS)]
     evaluated = fp.evaluation(build(SAMPLES), options["loss"], metrics)
-    (held_out,) = batches_for(fp.compile(evaluated, target="numpy"), SAMPLES, 1, seed=5)
+    (held_out,) = batches_for(compiled_once(evaluated, target="numpy"), SAMPLES, 1, seed=5)
     common = {name: options[name] for name in ("target", "precision") if name in options}
 
     def figures(beside: Session, session: Session, world: Thread | None) -> dict[str, float]:

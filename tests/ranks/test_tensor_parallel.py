@@ -24,6 +24,7 @@ from foreplan.passes.constants import Known
 from foreplan.passes.simplify import fold_constants
 from foreplan.runtime.session import Session
 from tests.profile import few, values
+from tests.ranks.kept import compiled_once
 from tests.ranks.test_plans import edited
 from tests.ranks.threads import run
 from tests.ranks.training import EPSILON, assert_close, assert_same, batches_for, own_part, trained
@@ -95,7 +96,7 @@ def test_what_each_rank_holds() -> None:
     build = model("llama")
 
     def kept(kind: str, **options: Any) -> int:
-        step = fp.compile(build(2), fp.losses.cross_entropy, optim.Momentum(0.1), target="numpy", **options)
+        step = compiled_once(build(2), fp.losses.cross_entropy, optim.Momentum(0.1), target="numpy", **options)
         return sum(
             slot.operand.type.nbytes for slot in step.program.stored if slot.kind == kind and slot.name != "step"
         )
@@ -212,7 +213,7 @@ def test_plan_files(tmp_path: Path, shard: str) -> None:
 def test_files_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = tmp_path / "a.plan"
     options: Any = {"target": "numpy", "ranks": 4, "tensor": 2}
-    fp.compile(model("llama")(2), fp.losses.cross_entropy, optim.Momentum(0.1), **options).save(path)
+    compiled_once(model("llama")(2), fp.losses.cross_entropy, optim.Momentum(0.1), **options).save(path)
     edited(path, old, new)
     with pytest.raises(fp.PlanError, match=said):
         fp.load_plan(path)
@@ -257,7 +258,7 @@ def test_less_memory_beside_parts(how: str) -> None:
     """What is recomputed, copied to the host, or planned within a budget, gives the same."""
     (alone,) = trained(model("llama"), optim.Momentum(0.2), 1, 8)
     options: dict[str, Any] = {"ranks": 2, "tensor": 2, "target": "numpy"}
-    free = fp.compile(model("llama")(8), fp.losses.cross_entropy, optim.Momentum(0.2), **options).arena_bytes
+    free = compiled_once(model("llama")(8), fp.losses.cross_entropy, optim.Momentum(0.2), **options).arena_bytes
     more: dict[str, Any] = {
         "checkpoint": {"checkpoint": ["model.layers.*"]},
         "offload": {"offload": True},

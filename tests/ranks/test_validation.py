@@ -16,6 +16,7 @@ from foreplan.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.lower.program import PARAMETERS
 from tests.profile import few, values
+from tests.ranks.kept import compiled_once
 from tests.ranks.test_data_parallel import SHARDS, gpt, mlp
 from tests.ranks.test_tensor_parallel import model
 from tests.ranks.threads import Thread, run
@@ -36,7 +37,7 @@ def measured(
     alike, optimizer = options.get("tensor", 1), optimizer or optim.Momentum(0.2)
     options = {"target": "numpy"} | options
     loss = fp.losses.cross_entropy
-    step = fp.compile(build(TRAINED * alike // ranks), loss, optimizer, ranks=ranks, **options)
+    step = compiled_once(build(TRAINED * alike // ranks), loss, optimizer, ranks=ranks, **options)
     evaluated = fp.evaluation(build(MEASURED), loss, ["accuracy"], freeze=options.get("freeze", ()))
     common = {"target": options["target"], "precision": options.get("precision", "float32")} | (measure or {})
     evaluation = fp.compile(evaluated, share=step, **common)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import foreplan as fp
 from foreplan.compiled import Compiled
+from foreplan.graph import Graph
+from tests.ranks.kept import compiled_once, once
 from tests.ranks.threads import Thread, run
 
 Batch = dict[str, np.ndarray]
@@ -68,9 +71,15 @@ def trained(
         model: from a batch to a graph.
     """
     accumulate, alike = options.get("accumulate", 1), options.get("tensor", 1)
-    options = {"loss": fp.losses.cross_entropy, "target": "numpy"} | options
-    batch = samples * alike // ranks // accumulate
-    compiled = fp.compile(model(batch), optimizer=optimizer, ranks=ranks, **options)
+    options = {"loss": fp.losses.cross_entropy, "target": "numpy", "optimizer": optimizer, "ranks": ranks} | options
+    graph = model(samples * alike // ranks // accumulate)
+    train = partial(once, _trained) if ranks == 1 else _trained
+    return train(graph, samples, steps, labels, **options)
+
+
+def _trained(graph: Graph, samples: int, steps: int, labels: int, **options: Any) -> Sequence[Trained]:
+    accumulate, alike, ranks = options.get("accumulate", 1), options.get("tensor", 1), options["ranks"]
+    compiled = compiled_once(graph, **options)
     batches = batches_for(compiled, samples, steps, labels)
 
     def job(world: Thread | None) -> Trained:
