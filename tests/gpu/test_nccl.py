@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.gpu.check import made
 from tests.gpu.compiled import needs_gcc
 from tests.gpu.exchanges import given, kinds, of_one
 from tests.gpu.nccl import Call, FakeNccl, on_cards
+from tests.profile import few, values
 from tests.ranks.kept import compiled_once
 from tests.ranks.stages import assert_as_alone, compiled_stages, trained_alone
 from tests.ranks.test_stage_groups import of_replica
@@ -104,14 +106,12 @@ def trained_on_cards(
 
 
 @needs_gcc
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("shard", "ranks", "card"), values(SHARDS, [2, 3], CARDS))
 def test_ranks_train_as_one_process(
-    monkeypatch: pytest.MonkeyPatch, small_buckets: None, ranks: int, shard: str, card: Callable[[], FakeCard]
+    monkeypatch: pytest.MonkeyPatch, small_buckets: None, ranks: int, shard: str, card: str
 ) -> None:
     (alone,) = trained(mlp, optim.AdamW(0.01), 1, 12, steps=4)
-    runs = {way: trained_on_cards(monkeypatch, ranks, 12, card, how, shard=shard) for way, how in HOW.items()}
+    runs = {way: trained_on_cards(monkeypatch, ranks, 12, CARDS[card], how, shard=shard) for way, how in HOW.items()}
     assert_close(runs["captured"][0], alone, 1e-3)
     for found in runs.values():
         for each in found:
@@ -131,14 +131,14 @@ def gpt(batch: int) -> Graph:
 
 
 @needs_gcc
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-@pytest.mark.parametrize(("ranks", "shard"), [(2, "none"), (4, "none"), (4, "parameters")])
+@pytest.mark.parametrize(("group", "card"), values([(4, "parameters"), (4, "none"), (2, "none")], CARDS))
 def test_groups_train_as_one_process(
-    monkeypatch: pytest.MonkeyPatch, small_buckets: None, ranks: int, shard: str, card: Callable[[], FakeCard]
+    monkeypatch: pytest.MonkeyPatch, small_buckets: None, group: tuple[int, str], card: str
 ) -> None:
     """Two cards with parts of the products; each group of cards has a communicator of its own."""
     (alone,) = trained(gpt, optim.AdamW(0.01), 1, 4, steps=4)
-    found = trained_on_cards(monkeypatch, ranks, 4, card, model=gpt, tensor=2, shard=shard)
+    ranks, shard = group
+    found = trained_on_cards(monkeypatch, ranks, 4, CARDS[card], model=gpt, tensor=2, shard=shard)
     assert_close(found[0], alone, 1e-3)
     for each in found[1:]:
         assert_same(each, found[0])
@@ -163,7 +163,7 @@ def test_local_indices(monkeypatch: pytest.MonkeyPatch, ignored: int | None) -> 
 
 
 @needs_gcc
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("shard", few(SHARDS, (0, 3)))
 def test_micro_batches(monkeypatch: pytest.MonkeyPatch, shard: str) -> None:
     (alone,) = trained(mlp, optim.AdamW(0.01), 1, 12, steps=4)
     found = trained_on_cards(monkeypatch, 2, 12, shard=shard, accumulate=2)
@@ -172,14 +172,12 @@ def test_micro_batches(monkeypatch: pytest.MonkeyPatch, shard: str) -> None:
 
 
 @needs_gcc
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-def test_weights_that_are_gathered_again(
-    monkeypatch: pytest.MonkeyPatch, small_buckets: None, card: Callable[[], FakeCard]
-) -> None:
+@pytest.mark.parametrize("card", few(CARDS))
+def test_weights_that_are_gathered_again(monkeypatch: pytest.MonkeyPatch, small_buckets: None, card: str) -> None:
     """What is recomputed reads them, and comes to the same."""
     options: dict[str, Any] = {"shard": "parameters"}
-    plain = trained_on_cards(monkeypatch, 2, 12, card, **options)
-    found = trained_on_cards(monkeypatch, 2, 12, card, **options, checkpoint=["hidden0..hidden1"])
+    plain = trained_on_cards(monkeypatch, 2, 12, CARDS[card], **options)
+    found = trained_on_cards(monkeypatch, 2, 12, CARDS[card], **options, checkpoint=["hidden0..hidden1"])
     assert len(found[0].calls) > len(plain[0].calls)
     for one, other in zip(found, plain):
         assert_close(one, other)
@@ -377,15 +375,21 @@ STAGES: dict[str, tuple[int, dict[str, Any]]] = {
     "2 of 2, in parts": (2, {"ranks": 4, "shard": "parameters"}),
     "2 of 4, products in parts": (2, {"ranks": 8, "tensor": 2, "shard": "state"}),
 }
+# Of which each runs once, and each way of a session on each card.
+TRIED = {
+    ("2", "late", "captured"),
+    ("2", "early", "poisoned"),
+    ("3", "early", "call by call"),
+    ("2 of 2", "late", "poisoned"),
+    ("2 of 2, in parts", "early", "captured"),
+    ("2 of 4, products in parts", "late", "call by call"),
+}
+ROWS = list(product(STAGES, CARDS, HOW))
 
 
 @needs_gcc
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-@pytest.mark.parametrize("name", STAGES)
-def test_stages_train_as_one_process(
-    monkeypatch: pytest.MonkeyPatch, name: str, card: Callable[[], FakeCard], how: dict[str, bool]
-) -> None:
+@pytest.mark.parametrize(("name", "card", "how"), few(ROWS, {ROWS.index(row) for row in TRIED}))
+def test_stages_train_as_one_process(monkeypatch: pytest.MonkeyPatch, name: str, card: str, how: str) -> None:
     """Each way between two cards has a communicator and a stream of its own."""
     stages, options = STAGES[name]
     ranks, tensor = options.get("ranks", stages) // stages, options.get("tensor", 1)
@@ -395,7 +399,7 @@ def test_stages_train_as_one_process(
 
     def job(world: Thread, library: FakeNccl) -> Trained:
         step = steps[world.rank // ranks]
-        session = step.bind(seed=1, **how)
+        session = step.bind(seed=1, **HOW[how])
         names = [slot.name for slot in step.program.required_inputs]
         own = [of_replica(batch, world.rank % ranks // tensor, ranks // tensor, 1) for batch in batches]
         losses = [session.step({name: batch[name] for name in names}).loss for batch in own]
@@ -403,4 +407,4 @@ def test_stages_train_as_one_process(
         assert ends == {0, 1}, "it sends and receives"
         return Trained(losses, dict(session.stored), [], session.allocated_bytes)
 
-    assert_as_alone(on_cards(monkeypatch, stages * ranks, job, card), alone, 1e-4)
+    assert_as_alone(on_cards(monkeypatch, stages * ranks, job, CARDS[card]), alone, 1e-4)

@@ -12,7 +12,8 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.frontend import Tensor, nn
-from tests.profile import few
+from tests.profile import few, pick
+from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import batches_for, own_part
 
@@ -34,7 +35,7 @@ def steps(
     text += f",batch={SAMPLES * tensor // ranks}"
     model, loss = fp.models.build(text), fp.losses.cross_entropy
     options: Any = {"target": "numpy", "ranks": ranks, "shard": shard, "tensor": tensor}
-    step = fp.compile(model, loss, optim.AdamW(0.01, ema=0.9), **options)
+    step = compiled_once(model, loss, optim.AdamW(0.01, ema=0.9), **options)
     batches = batches_for(step, SAMPLES, last)[first:]
 
     def job(world: Thread | None) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -70,7 +71,8 @@ def test_other_ranks_go_on_where_some_stopped(tmp_path: Path, ranks: int, shard:
     path = tmp_path / "w.safetensors"
     steps(ranks, shard, 0, 2, write=path, tensor=tensor)
     ((wanted, whole),) = steps(1, "none", 0, 4)
-    others = [(1, "none", 1), (2, "parameters", 1), (4, "state", 1), (4, "state", 2), (ranks, shard, tensor)]
+    others = [(1, "none", 1), (2, "parameters", 1), (4, "state", 2), (ranks, shard, tensor), (4, "state", 1)]
+    others = others[: pick(4, 4, 5)]
     for count, mode, alike in others:
         for losses, stored in steps(count, mode, 2, 4, read=path, tensor=alike):
             np.testing.assert_allclose(losses, wanted[2:], rtol=2e-5)

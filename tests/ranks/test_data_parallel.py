@@ -11,7 +11,7 @@ import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
 from foreplan.passes.ranks import setting
-from tests.profile import pairs, values
+from tests.profile import few, pairs, pick, values
 from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import EPSILON, assert_close, assert_same, batches_for, own_part, trained
@@ -57,12 +57,14 @@ def test_sums_have_one_order(name: str, accumulate: int) -> None:
     """
     runs = {shard: trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate) for shard in SHARDS}
     (alone,) = trained(mlp, OPTIMIZERS[name], 1, 16)
+    again = pick(SHARDS[-1:], SHARDS[-1:], SHARDS)
     for shard, each in runs.items():
         assert_close(each[0], alone, 3e-3 if name == "lion" else 1e-4)
         parts_first = accumulate > 1 and shard in ("gradients", "parameters")
         if name != "clipped":
             assert_same(each[0], runs["gradients" if parts_first else "none"][0])
-        assert_same(trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate)[0], each[0])
+        if shard in again:
+            assert_same(trained(mlp, OPTIMIZERS[name], 4, 16, shard=shard, accumulate=accumulate)[0], each[0])
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -131,7 +133,7 @@ def test_what_lives_through_a_pass_is_gathered_once(accumulate: int) -> None:
     assert any(node.name.endswith("/again") for node in gathers)
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("shard", few(SHARDS, (1, 3)))
 def test_frozen_parts_and_adapters(shard: str) -> None:
     """Frozen weights lie in parts, too, where parameters do; adapters are trained as ever."""
 

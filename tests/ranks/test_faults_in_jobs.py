@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.profile import pick
 from tests.ranks.samples import learnable
 
 BIN = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 LAUNCHERS = {"mpi": shutil.which("mpiexec", path=BIN), "torchrun": shutil.which("torchrun", path=BIN)}
 NEEDS = {"mpi": "mpi4py", "torchrun": "torch"}
-DEADLINE = 10  # seconds; torchrun waits 30 more for one that is stopped
+DEADLINE = pick(5, 5, 10)  # seconds; torchrun waits 30 more for one that is stopped
 MOST = 60  # seconds from a fault to the end of the job
 STARTING = 60  # seconds in which a job starts, however busy the machine is
 MODEL = "mlp:width=16,layers=2,batch=4"

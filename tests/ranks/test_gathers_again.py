@@ -40,7 +40,7 @@ def again(step: fp.Compiled) -> int:
 def compiled(**options: Any) -> fp.Compiled:
     """A step of four ranks, with parameters in parts."""
     options = {"target": "numpy", "ranks": 4, "shard": "parameters"} | options
-    return compiled_once(llama(16), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
+    return compiled_once(llama(16, layers=6), fp.losses.cross_entropy, optim.AdamW(0.01), **options)
 
 
 @pytest.mark.parametrize(("way", "precision"), values(WAYS, ["float32", "bf16"]))

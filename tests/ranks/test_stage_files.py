@@ -15,6 +15,7 @@ import foreplan as fp
 from foreplan import optim
 from foreplan.graph import Graph
 from tests.profile import values
+from tests.ranks.kept import compiled_once
 from tests.ranks.stages import compiled_stages
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import batches_for, own_part
@@ -37,7 +38,7 @@ def written(
 ) -> tuple[Path, Path]:
     """Where one process has written something after three steps, and where all stages have."""
     (stages, ranks, shard), micro_batches = groups, 2
-    alone = fp.compile(
+    alone = compiled_once(
         build(fp.models.build(GPT.format(batch=ranks))),
         fp.losses.cross_entropy,
         target="numpy",

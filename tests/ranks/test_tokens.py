@@ -121,7 +121,7 @@ class Mixed(Draw):
         return layer
 
 
-@pytest.mark.parametrize("seed", range(pick(5, 12, 400)))
+@pytest.mark.parametrize("seed", range(pick(5, 8, 400)))
 def test_drawn_networks(seed: int) -> None:
     """Whatever lies between products, and whether it divides or not."""
     options = {"loss": fp.losses.mse, "target": "numpy"}

@@ -210,7 +210,7 @@ def test_a_step_that_knows_nothing_of_parts_cannot_share(options: dict[str, Any]
     """And is told what to do."""
     build = model("llama")
     step = fp.compile(build(2), fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=2, **options)
-    evaluation = fp.compile(fp.evaluation(build(2), fp.losses.cross_entropy), target="numpy")
+    evaluation = compiled_once(fp.evaluation(build(2), fp.losses.cross_entropy), target="numpy")
     with pytest.raises(fp.SessionError, match="compile the first with share=the step of the other"):
         run(2, lambda world: evaluation.bind(share=step.bind()))
 
