@@ -1,6 +1,7 @@
-"""One operation, with the n-th call of a kind failing, for every n until it gets through: `operations.py NAME KIND`.
+"""One operation, with the n-th call of a kind failing, for every n until it gets through: `operations.py NAME KINDS`.
 
-Runs in a process into which the shim was loaded. Prints how many faults there were; an assertion tells what one broke.
+Runs in a process into which the shim was loaded. Prints for each kind how many faults there were; an assertion tells
+what one broke.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from foreplan.kept_plans import kept_plan
 from foreplan.runtime.session import Session
 from tests.cache import kept_files
 from tests.faults.of_ranks import RanksSave, in_parts, in_stages
+from tests.remembered import forget
 
 KINDS = {
     "open": (1, errno.EMFILE),
@@ -270,6 +272,8 @@ def main(name: str, kind: str, folder: Path, most: int) -> int:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[3]) / "folder"
-    folder.mkdir()
-    print(main(sys.argv[1], sys.argv[2], folder, int(sys.argv[4])))
+    for kind in sys.argv[2].split(","):
+        folder = Path(sys.argv[3]) / kind / "folder"
+        folder.mkdir(parents=True)
+        forget()
+        print(main(sys.argv[1], kind, folder, int(sys.argv[4])), flush=True)

@@ -76,7 +76,10 @@ def draw_weights(session: Session) -> None:
             session.parameters[name] = np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", cases(TRAINED, thorough=("densenet121", "inception_v1", "resnet50", "bvlc_alexnet")))
+LATER = ("densenet121", "inception_v1", "resnet50", "bvlc_alexnet", "squeezenet")
+
+
+@pytest.mark.parametrize("name", cases(TRAINED, thorough=LATER))
 def test_training_steps_lower_the_loss(name: str) -> None:
     graph = fp.from_onnx(LIGHT / f"light_{name}.onnx", batch=2)
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam(1e-4))

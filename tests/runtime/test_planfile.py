@@ -16,6 +16,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.runtime.planfile import FORMAT, plan_text
+from tests.profile import pick
 from tests.runtime.test_session import batch, classifier, compiled, rows
 
 NOISE = '0123456789"[]{},:x\n'  # characters that plan files are damaged with
@@ -86,7 +87,7 @@ def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
-        for seed in ("0", "1", "77")
+        for seed in pick(("0", "77"), ("0", "77"), ("0", "1", "77"))
     }
     assert len(texts) == 1
 

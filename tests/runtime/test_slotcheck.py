@@ -17,6 +17,7 @@ from foreplan.ops.map import COPY
 from foreplan.ops.random import STATE
 from foreplan.planner import Category, Role
 from foreplan.runtime.slotcheck import check_slots
+from tests.profile import pick
 from tests.runtime.test_session import classifier, compiled
 
 PASSING = {Category.ACTIVATIONS, Category.GRADIENTS}
@@ -74,7 +75,8 @@ def others(program: Program, index: int) -> Iterator[dict[str, Any]]:
     free -= {other.home for other in program.values}  # to update one that nothing updates is another program
     given = (*program.stored, *program.inputs)
     homes = {-1, index, *(slot.operand.value for slot in given)} - free
-    yield from ({"home": home} for home in homes if home != value.home)
+    apart = pick(4, 4, 1)  # of a few values in a row, each tries others
+    yield from ({"home": home} for home in sorted(homes)[index % apart :: apart] if home != value.home)
 
 
 @pytest.mark.parametrize("name", NAMES)
