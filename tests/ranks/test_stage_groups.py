@@ -32,6 +32,7 @@ from tests.ranks.training import EPSILON, Batch, Trained, assert_same
 
 GPT = "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60"
 LLAMA = "llama:layers=2,width=32,heads=4,kv_heads=2,features=48,seq=8,vocabulary=60,tied=False"
+SMALL = GPT.replace("layers=2", "layers=1")
 MLP = "mlp:width=24,layers=4"
 SHARDS = ["none", "state", "gradients", "parameters"]
 
@@ -142,14 +143,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("name", "shard"), values(OPTIONS, SHARDS))
 def test_options(name: str, shard: str) -> None:
     tolerance = 1e-4 if name == "norm of all" else 1e-5
-    check(model(GPT), 2, 4, 2, tolerance=tolerance, tensor=2, shard=shard, **OPTIONS[name])
+    check(model(SMALL), 2, 4, 2, tolerance=tolerance, tensor=2, shard=shard, **OPTIONS[name])
 
 
 @pytest.mark.parametrize(("precision", "shard"), few(product(["bf16", "fp16"], SHARDS), (0, 7)))
 def test_narrow_numbers(precision: str, shard: str) -> None:
     options: dict[str, Any] = {"optimizer": optim.SGD(0.1), "precision": precision}
-    alone, batches = trained_alone(model(GPT)(2), 4, **options)
-    found = trained_in_groups(compiled_stages(model(GPT)(1), 2, 4, ranks=4, shard=shard, **options), batches, 2)
+    alone, batches = trained_alone(model(SMALL)(2), 4, **options)
+    found = trained_in_groups(compiled_stages(model(SMALL)(1), 2, 4, ranks=4, shard=shard, **options), batches, 2)
     for each in found:
         np.testing.assert_allclose(each.losses, alone.losses, rtol=2e-3)
     assert_same(found[1], found[0])
@@ -158,7 +159,7 @@ def test_narrow_numbers(precision: str, shard: str) -> None:
 
 @pytest.mark.parametrize("shard", few(["parameters", "none"]))
 def test_adapters(shard: str) -> None:
-    check(lambda batch: fp.lora(model(GPT)(batch), rank=2), 2, 2, optimizer=optim.Momentum(0.01), shard=shard)
+    check(lambda batch: fp.lora(model(SMALL)(batch), rank=2), 2, 2, optimizer=optim.Momentum(0.01), shard=shard)
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -174,7 +175,7 @@ def test_statistics_of_all_samples(stages: int) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_masks_differ_from_replica_to_replica(dropout: float) -> None:
     """Of the same samples, two replicas have the mean loss of one with one mask alone where there is no mask."""
-    build, options = model(f"{GPT},dropout={dropout}"), {"optimizer": optim.SGD(0.1)}
+    build, options = model(f"{SMALL},dropout={dropout}"), {"optimizer": optim.SGD(0.1)}
     alone, batches = trained_alone(build(1), 2, steps=1, **options)
     twice = [{name: np.concatenate([array, array], 1) for name, array in batch.items()} for batch in batches]
     found = trained_in_groups(compiled_stages(build(1), 2, 2, ranks=4, **options), twice, 2)
@@ -197,7 +198,7 @@ def test_what_each_rank_holds(shard: str) -> None:
 
 def test_poisoned_memory() -> None:
     """What is sent, gathered and summed stays while it moves: dead bytes hold NaN."""
-    build, options = model(GPT), {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1)}
+    build, options = model(SMALL), {"optimizer": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1)}
     alone, batches = trained_alone(build(2), 4, steps=2, **options)
     compiled = compiled_stages(build(1), 2, 4, ranks=8, tensor=2, shard="parameters", **options)
     assert_as_alone(trained_in_groups(compiled, batches, 4, 2, poison=True), alone, 1e-4)
@@ -208,7 +209,7 @@ def test_one_checkpoint(tmp_path: Path, shard: str) -> None:
     """All ranks of all stages write one file, that of one process; each goes on from it bit for bit, and so does one
     process.
     """
-    build, optimizer = model(GPT), optim.Momentum(0.2)
+    build, optimizer = model(SMALL), optim.Momentum(0.2)
     alone, batches = trained_alone(build(2), 2, optimizer=optimizer)
     compiled = compiled_stages(build(1), 2, 2, optimizer=optimizer, ranks=8, tensor=2, shard=shard)
     path = tmp_path / "saved.safetensors"

@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[[int], Graph]] = {
     name: lambda batch, text=text: fp.models.build(f"{text},batch={batch}")  # type: ignore[misc]
     for name, text in {
         "tied gpt": "gpt2_small:layers=2,width=32,heads=4,seq=8,vocabulary=60",
-        "llama": "llama:layers=2,width=32,heads=8,kv_heads=4,features=48,seq=8,vocabulary=60,tied=False",
+        "llama": "llama:layers=1,width=32,heads=8,kv_heads=4,features=48,seq=8,vocabulary=60,tied=False",
         "t5": "t5_small:layers=1,width=32,heads=4,depth=8,features=48,seq=8,decoder_seq=6,vocabulary=60",
         "mlp": "mlp:width=32,layers=4",
     }.items()

@@ -30,8 +30,8 @@ from tests.ranks.test_batch_norm import network
 from tests.ranks.threads import Thread, run
 from tests.ranks.training import EPSILON
 
-GPT = "gpt2_small:layers=3,width=32,heads=2,seq=8,vocabulary=61,batch=2"
-LLAMA = "llama:layers=3,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"
+GPT = "gpt2_small:layers=2,width=32,heads=2,seq=8,vocabulary=61,batch=2"
+LLAMA = "llama:layers=2,width=32,heads=2,kv_heads=1,features=40,seq=8,vocabulary=61,tied=False,batch=2"
 
 
 def dropped() -> Graph:
