@@ -49,7 +49,7 @@ def test_what_a_rank_sends(ranks: int, shard: str, monkeypatch: pytest.MonkeyPat
     parts, each times (n − 1) / n. Beside it go losses, and what fills up rows; the last bucket is not gathered twice.
     """
     monkeypatch.setattr(setting, "LEAST", 1 << 15)
-    model = fp.models.build("gpt2_small:layers=5,width=64,heads=2,seq=8,vocabulary=64,batch=1")
+    model = fp.models.build("gpt2_small:layers=8,width=64,heads=2,seq=8,vocabulary=64,batch=1")
     step = fp.compile(model, fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=ranks, shard=shard)
     figures = step.estimate()
     parameters = 4 * figures["weights"]["trained"]["numbers"]
