@@ -39,9 +39,9 @@ def decompose(graph: Graph, machine: Machine) -> Graph:
     def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         if node not in lacking:
             return None
-        b.scope = node.name + "/"
+        b.scope, before = node.name + "/", len(b.nodes)
         simpler = node.op.decompose(b, inputs)
-        if simpler is None:
+        if simpler is None or any(each.op == node.op and each.inputs == inputs for each in b.nodes[before:]):
             where = f" ({node.source})" if node.source else ""
             raise UnsupportedError(f"node {node.name!r}{where}: target {machine.name} has no kernel for {node.op.name}")
         return simpler

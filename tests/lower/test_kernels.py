@@ -11,6 +11,7 @@ from foreplan.errors import UnsupportedError
 from foreplan.graph import Cost, Op, Window, parse_graph
 from foreplan.lower import Candidate, DeviceProfile, lower
 from foreplan.lower.target import named
+from foreplan.ops.map import Map
 from foreplan.runtime.numpy.target import NumpyTarget
 
 
@@ -55,6 +56,20 @@ def test_an_op_that_the_target_cannot_run_is_named() -> None:
         "%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %exponential\noutput %y = %y\n"
     )
     with pytest.raises(UnsupportedError, match="exponential"):
+        lower(graph, Nothing())
+
+
+def test_an_op_that_decomposes_into_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(NumpyTarget):
+        def kernels(self, *args: object) -> tuple[()]:
+            return ()
+
+    monkeypatch.setattr(Map, "decompose", lambda op, b, inputs: [b.apply(op, *inputs)])
+    graph = parse_graph(
+        "graph %g\ninput %x: float32[2]\n"
+        "%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %exponential\noutput %y = %y\n"
+    )
+    with pytest.raises(UnsupportedError, match="'exponential': target numpy has no kernel for map"):
         lower(graph, Nothing())
 
 
