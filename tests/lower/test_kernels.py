@@ -69,7 +69,7 @@ def test_an_op_that_decomposes_into_itself_is_named(monkeypatch: pytest.MonkeyPa
         "graph %g\ninput %x: float32[2]\n"
         "%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %exponential\noutput %y = %y\n"
     )
-    with pytest.raises(UnsupportedError, match="'exponential': target numpy has no kernel for map"):
+    with pytest.raises(UnsupportedError, match=r"'exponential' .*: target numpy has no kernel for map"):
         lower(graph, Nothing())
 
 
