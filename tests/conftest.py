@@ -124,6 +124,12 @@ def whole_searches(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def own_garbage() -> None:
+    """The garbage collector looks at what the test itself makes, and not at all that the tests before it have left."""
+    gc.freeze()
+
+
+@pytest.fixture
 def compiled_ahead(request: pytest.FixtureRequest) -> None:
     """What the test launches on the card that is not there is compiled, together with what tests behind it do."""
     from tests.gpu.ahead import compile_ahead

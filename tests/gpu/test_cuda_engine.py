@@ -76,6 +76,7 @@ def test_the_learning_rate_is_read_at_every_step(card: FakeCard) -> None:
     assert farthest(ours, theirs, start) <= 1e-3
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_one_arena_is_allocated_and_freed_with_the_session(card: FakeCard) -> None:
     step = step_for(TARGET)
     gc.collect()

@@ -107,6 +107,7 @@ def test_the_graph_stays_as_it_was_captured(card: FakeCard) -> None:
     assert card.done == ["capture", *["replay"] * 5] and len(set(losses)) == 6
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_all_is_in_the_one_arena_and_pinned_memory_is_no_more_than_without(
     card: FakeCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_step_allocates_nothing_that_grows_with_the_model() -> None:
     assert session.plan.arena_bytes > 40 * peak
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_early_steps_and_late_ones_use_the_same_bytes() -> None:
     """What foreplan's own lines hold: other threads of the process, such as those that share out tests, go by."""
     own = [tracemalloc.Filter(True, f"{Path(fp.__file__).parent}/*")]
@@ -163,6 +164,7 @@ def test_early_steps_and_late_ones_use_the_same_bytes() -> None:
     assert early > 0 and late - early < 2048
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_a_loss_that_is_kept_keeps_nothing_else_alive() -> None:
     session = compiled(outputs=["output"]).bind()
     arena = weakref.ref(session.regions[2])
