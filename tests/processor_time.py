@@ -25,7 +25,6 @@ from tests.profile import PROFILE, Profile
 
 LIMIT = 3.0  # seconds for a usual test
 LOOP_SECONDS = 0.0022  # of the loop below on the processor whose seconds these are, an AMD EPYC of 2024
-TOO_LONG = "too_long"
 PROPERTY = "processor_seconds"  # of reports: what `--junitxml` writes of each test
 
 _NUMBER = struct.Struct("d")
@@ -102,11 +101,10 @@ class ProcessorTime:
 
     Args:
         limit: seconds of a test that is not marked `thorough`; 0: nothing is judged.
-        fails: whether tests beyond it fail; else they are listed.
     """
 
-    def __init__(self, limit: float, *, fails: bool = True) -> None:
-        self.limit, self.fails = limit, fails
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
         self.loop = loop_seconds()
         self.workers: list[float] = []
         self.clock = 0.0
@@ -135,10 +133,7 @@ class ProcessorTime:
             own, children = self._taken()
             report.user_properties.append((PROPERTY, round(own + children, 3)))
             if report.passed and item.get_closest_marker("thorough") is None and self._too_long(own, children):
-                if self.fails:
-                    report.outcome, report.longrepr = "failed", self._verdict(own + children)
-                else:
-                    report.user_properties.append((TOO_LONG, self._verdict(own + children)))
+                report.outcome, report.longrepr = "failed", self._verdict(own + children)
         return report
 
     def _taken(self) -> tuple[float, float]:
@@ -174,12 +169,8 @@ class ProcessorTime:
         """Say what the whole run has taken."""
         total = _used(resource.RUSAGE_SELF) + (sum(self.workers) or _used(resource.RUSAGE_CHILDREN))
         terminalreporter.write_line(f"processor time: {total:.0f} s")
-        for report in terminalreporter.stats.get("passed", []):
-            for name, value in report.user_properties:
-                if name == TOO_LONG and report.when == "call":
-                    terminalreporter.write_line(f"{report.nodeid} {value}")
 
 
 def plugin() -> ProcessorTime:
     """For the amount of testing that is asked for: with all cases of each, tests may take their time."""
-    return ProcessorTime(LIMIT if PROFILE < Profile.ALL else 0, fails=False)
+    return ProcessorTime(LIMIT if PROFILE < Profile.ALL else 0)
