@@ -136,6 +136,7 @@ def test_every_figure_is_what_the_card_took(machine: Machine) -> None:
     assert 0 <= per_launch - CountedCard.NODE <= PAGE // 1000 + 1
 
 
+@pytest.mark.thorough
 @with_cudnn
 @needs_gcc
 def test_cudnn_is_measured_where_it_is_installed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,22 +207,17 @@ def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
 
 
 # Each type for each architecture is compiled here or for the zoo.
-@pytest.mark.slow
+@pytest.mark.thorough
 @by_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "architecture"),
-    [
-        ("float32", "sm_90a"),
-        ("bfloat16", "sm_80"),
-        pytest.param("float32", "sm_100", marks=pytest.mark.thorough),
-        pytest.param("bfloat16", "sm_100", marks=pytest.mark.thorough),
-    ],
+    [("float32", "sm_90a"), ("bfloat16", "sm_80"), ("float32", "sm_100"), ("bfloat16", "sm_100")],
 )
 def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
     assert not too_much(launches(dtype), architecture)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @by_nvrtc
 def test_no_kernel_with_places_of_64_bits_spills_or_needs_a_stack() -> None:
     found = []
