@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from fractions import Fraction
@@ -185,6 +186,14 @@ METHODS |= dict.fromkeys(("step", "steps", "trace", "load", "state_dict"), sessi
 def test_the_net_holds_every_public_function() -> None:
     own = {name for name in fp.__all__ if callable(getattr(fp, name)) and not inspect.isclass(getattr(fp, name))}
     assert own - set(FUNCTIONS) == {"trace", "verify"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_is_there() -> None:
+    """Where it is installed, it is imported once, which takes a second."""
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
 
 
 @pytest.mark.parametrize("name", sorted([*FUNCTIONS, *METHODS]))
