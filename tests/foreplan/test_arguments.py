@@ -195,7 +195,6 @@ def torch_is_there() -> None:
         import torch  # noqa: F401
 
 
-
 @pytest.mark.parametrize("name", sorted([*FUNCTIONS, *METHODS]))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data())
