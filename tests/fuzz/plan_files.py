@@ -278,6 +278,8 @@ def _results_of(bind: Callable[[], Session], batches: list[dict[str, np.ndarray]
             made.append(np.float64(np.nan if result.loss is None else result.loss).tobytes())
             made += [array.tobytes() for array in (*result.outputs.values(), *result.gradients.values())]
     except SessionError as error:
+        if str(error).startswith("ranks differ"):
+            raise  # of stages, one alone reads the changed file
         raise AssertionError(f"a kernel misbehaves: {error}") from error
     return made + [session.stored[name].tobytes() for name in session.stored]
 
