@@ -39,7 +39,6 @@ def train(ranks: int, data: str, out: Path, *words: str, alike: int = 1) -> dict
     return found
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "words", "alike"),
     [(2, ("--shard", "parameters"), 1), (3, (), 1), (4, ("--shard", "state", "--tensor", "2"), 2)],
@@ -53,7 +52,6 @@ def test_processes_of_torchrun_train_as_one(
     assert_checkpoints_close(tmp_path / "many", tmp_path / "one")
 
 
-@pytest.mark.thorough
 def test_stages_of_several_processes(tmp_path: Path, data: str) -> None:
     """With parameters in parts, two and two."""
     model, words = "mlp:width=32,layers=3,batch={}", ("--data", data, "--target", "numpy", "--steps", "3", "--json")
@@ -67,7 +65,6 @@ def test_stages_of_several_processes(tmp_path: Path, data: str) -> None:
     assert_checkpoints_close(tmp_path / "4", tmp_path / "1")
 
 
-@pytest.mark.thorough
 def test_stages_send_messages() -> None:
     """From one process to another."""
     alone, several = (run(ranks, "tests.ranks.stage_of_job") for ranks in (1, 2))
