@@ -133,7 +133,7 @@ class ProcessorTime:
         if call.when == "call":
             own, children = self._taken()
             report.user_properties.append((PROPERTY, round(own + children, 3)))
-            limit = self.limit * (BESIDE_TORCH if "torch" in item.path.parts else 1)
+            limit = self.limit * (BESIDE_TORCH if item.path.parent.name == "torch" else 1)
             if report.passed and item.get_closest_marker("thorough") is None and self._too_long(own, children, limit):
                 report.outcome, report.longrepr = "failed", self._verdict(own + children, limit)
         return report
