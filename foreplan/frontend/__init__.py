@@ -1,7 +1,7 @@
 """Models from outside become graphs here, and only here.
 
     onnx/       `from_onnx`: an ONNX file → Graph; one translation for each ONNX op
-    torch.py    `from_torch`: a PyTorch module → Graph, through PyTorch's exporter
+    torch/      `from_torch`: a PyTorch module → Graph
     tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor`, `Spec` and `scan`
     nn/         layers and functions of neural networks, for traced functions
     losses/     losses, as traced functions that are added to a finished model

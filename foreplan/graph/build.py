@@ -44,9 +44,9 @@ class Builder:
         self.inputs.append(value)
         return value
 
-    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
-        """A parameter, buffer, state or constant: keeps its bytes between steps."""
-        value = Value(self._value_names.claim(name), type, kind, init)
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer, why: str = "") -> Value:
+        """A parameter, buffer, state or constant: keeps its bytes between steps. `why` is as `Value` has it."""
+        value = Value(self._value_names.claim(name), type, kind, init, why)
         self.stored.append(value)
         return value
 

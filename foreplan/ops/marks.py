@@ -68,6 +68,28 @@ class StraightThrough(Mark):
 
 @register
 @dataclass(frozen=True)
+class ByMode(Mark):
+    """What a model gives that computes one thing in inference and another in training, as `if self.training` does.
+
+    Inputs: the result of inference and that of training, of one type. Output: the one that the mode asks for.
+    """
+
+    name: ClassVar[str] = "by_mode"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of both."""
+        inference, training = inputs
+        if inference != training:
+            raise ShapeError(f"what inference gives, {inference}, and training, {training}, must have one type")
+        return (inference,)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """That of inference: the training form is the other input."""
+        return [only(cotangents), None]
+
+
+@register
+@dataclass(frozen=True)
 class Quantised(Mark):
     """y as it is, restored from stored integers: weights that a step may train in float32 (see `quantised_weights`).
 

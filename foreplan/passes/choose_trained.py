@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from foreplan.arguments import instance
 from foreplan.graph import Builder, Graph, Kind, Node, Value
-from foreplan.ops.norm.batch import with_frozen_statistics
+from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
 from foreplan.passes.quantised_weights import schemes, without_weights
 from foreplan.passes.rewrite import rewrite, with_values
@@ -53,12 +53,15 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
 def freeze_statistics(graph: Graph, everywhere: bool = False) -> Graph:
     """The graph with frozen batch normalisation where its scale and bias are frozen, or everywhere.
 
-    In training it then uses the running statistics, as in inference, and leaves them as they are.
+    In training it then uses the running statistics, as in inference, and leaves them as they are. A module of PyTorch
+    (`BatchNorm.unbiased`) has said itself whether it does, by its mode.
     """
 
-    return with_frozen_statistics(
-        graph, lambda node: everywhere or all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
-    )
+    def is_frozen(node: Node) -> bool:
+        told = isinstance(node.op, BatchNorm) and node.op.unbiased
+        return not told and all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
+
+    return with_frozen_statistics(graph, lambda node: everywhere or is_frozen(node))
 
 
 def frozen(graph: Graph) -> Graph:

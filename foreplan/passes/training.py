@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
 from foreplan.graph.types import DTYPES
 from foreplan.ops.map import elementwise
-from foreplan.ops.marks import Mark
+from foreplan.ops.marks import ByMode, Mark
 from foreplan.passes.rewrite import rewrite
 
 
@@ -54,6 +55,19 @@ def without_marks(graph: Graph) -> Graph:
         return inputs[:1] if isinstance(node.op, Mark) else None
 
     return rewrite(graph, replace) if any(isinstance(node.op, Mark) for node in graph.nodes) else graph
+
+
+def of_mode(graph: Graph, training: bool) -> Graph:
+    """The graph of one mode, of a model that computes one thing in inference and another in training (`ByMode`)."""
+    if not any(isinstance(node.op, ByMode) for node in graph.nodes):
+        return graph
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        return inputs[training:][:1] if isinstance(node.op, ByMode) else None
+
+    found = rewrite(graph, replace)
+    updates = {old: new for old, new in found.updates.items() if old is not new}
+    return rewrite(dataclasses.replace(found, updates=updates), lambda b, node, inputs: None)
 
 
 def training_form(graph: Graph) -> Graph:

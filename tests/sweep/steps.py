@@ -52,6 +52,7 @@ NOT_DRAWN = {
     **dict.fromkeys(("grid_sample", "roi_align", "deform_conv"), "a small step may lead to another element"),
     "scatter_reduce": "a step of a difference may exchange two elements",
     "batch_norm": "in training its statistics are the batch's: batch_norm_train",
+    "by_mode": "a step has the form of one mode alone",
     "dropout": "in training it becomes other ops, of random numbers",
     "top_k": "a step of a difference may exchange two elements",
 }

@@ -266,6 +266,7 @@ ENTRIES: dict[str, Entry] = {
     "random": Entry(elements.random_, element_oracles.random, Smooth(lambda op, types: 32, cancels=_spread)),
     "dropout": _moved(places.dropout, place_oracles.identity),
     "stop_gradient": _moved(places.stop_gradient, place_oracles.identity),
+    "by_mode": _moved(places.by_mode, place_oracles.identity),
     "straight_through": _moved(places.straight_through, place_oracles.identity),
     "quantised": _moved(places.quantised, place_oracles.identity),
     "reshape": _moved(places.reshape, place_oracles.reshape),

@@ -8,7 +8,7 @@ from foreplan.export.emitter import Emitter
 from foreplan.export.table import writes
 from foreplan.graph import TensorType
 from foreplan.ops.join import Concat, Pad, Unslice
-from foreplan.ops.marks import Quantised, StopGradient, StraightThrough
+from foreplan.ops.marks import ByMode, Quantised, StopGradient, StraightThrough
 from foreplan.ops.random import Dropout
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.unstack import Unstack
@@ -16,7 +16,7 @@ from foreplan.ops.unstack import Unstack
 _FIRST = -(2**63)  # as the end of a walk backward: past the first element
 
 
-@writes(Dropout, StopGradient, StraightThrough, Quantised)
+@writes(Dropout, ByMode, StopGradient, StraightThrough, Quantised)
 def _identity(e: Emitter, op: Dropout, x: list[str], types: list[TensorType]) -> list[str]:
     return x[:1]
 

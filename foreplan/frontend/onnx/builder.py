@@ -25,9 +25,9 @@ class OnnxBuilder(Builder):
             )
         return super().node(op, *inputs, name=name, outputs=outputs)
 
-    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer, why: str = "") -> Value:
         """A constant that a translation makes (a mask, a range of positions)."""
-        value = Value(self._claim_name(name), type, kind, init)
+        value = Value(self._claim_name(name), type, kind, init, why)
         self.stored.append(value)
         return value
 

@@ -44,11 +44,14 @@ class BatchNorm(ChannelNorm):
     Attributes:
         momentum: share of the old statistics that an update keeps in training, as ONNX has it.
         frozen: whether training uses the statistics that are given, too, and keeps them.
+        unbiased: whether the variance that is kept is that of the population, as PyTorch has it: n / (n - 1) times that
+            of the batch's n elements of a channel. ONNX keeps the batch's own.
     """
 
     name: ClassVar[str] = "batch_norm"
     momentum: float = 0.9
     frozen: bool = False
+    unbiased: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x."""
@@ -114,12 +117,16 @@ class BatchNorm(ChannelNorm):
             return None
         x, scale, bias, *running = inputs
         y, *batch = b.node(BatchNormTrain(self.epsilon), x, scale, bias)
-        keep = self.momentum
-        for old, new in zip(running, batch):
+        keep, count = self.momentum, x.type.size // max(1, x.shape[1])
+        spread = count / max(1, count - 1) if self.unbiased else 1.0
+
+        def follow(old: Value, new: Value, share: float) -> Value:
+            return elementwise(b, lambda o, n: o * keep + n * share, old, new, dtype=old.dtype)
+
+        for old, new, factor in zip(running, batch, (1.0, spread)):
             if old.kind is Kind.BUFFER:
-                last = training.next_content(old)  # of another use of the same layer
-                follows = elementwise(b, lambda o, n: o * keep + n * (1 - keep), last, new, dtype=old.dtype)
-                training.update(old, follows)
+                # What it will be may follow from another use of the same layer.
+                training.update(old, follow(training.next_content(old), new, (1 - keep) * factor))
         return [y]
 
     def decompose(self, b: Builder, inputs: Values) -> Values:

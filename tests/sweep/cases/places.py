@@ -10,7 +10,7 @@ from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.map_scatter_add import MapScatterAdd
-from foreplan.ops.marks import Quantised, StopGradient, StraightThrough
+from foreplan.ops.marks import ByMode, Quantised, StopGradient, StraightThrough
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.storage import Bitcast
@@ -133,6 +133,12 @@ def dropout(rng: Random) -> Case:
 def stop_gradient(rng: Random) -> Case:
     """Forward."""
     return Case(StopGradient(), (given(rng, any_type(rng), shape(rng)),))
+
+
+def by_mode(rng: Random) -> Case:
+    """Two of one type."""
+    dtype, extents = float_type(rng), shape(rng)
+    return Case(ByMode(), (given(rng, dtype, extents), given(rng, dtype, extents)))
 
 
 def straight_through(rng: Random) -> Case:

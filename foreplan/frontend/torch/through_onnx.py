@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from foreplan.arguments import names_in, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.onnx import from_onnx
-from foreplan.frontend.torch_onnx import draws, with_dropouts, without_false_biases
+from foreplan.frontend.torch.onnx_repairs import draws, with_dropouts, without_false_biases
 from foreplan.graph import Graph, Kind
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.patterns import Selection

@@ -1,0 +1,159 @@
+"""PyTorch's own export of a module: its graph before any decomposition, in training mode and in evaluation mode."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from foreplan.errors import ModelError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_OF_MODE = frozenset(("train", "training", "dropout", "dropout_p", "cudnn_enabled", "momentum"))
+
+
+def torch_here() -> Any:
+    """The module `torch`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("from_torch needs PyTorch, which is not installed: pip install torch") from None
+    return torch
+
+
+def programs(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[bool, Any]:
+    """The module's programs, by whether they are those of training mode; that one alone if it says all.
+
+    Raises:
+        ModelError: PyTorch cannot export the module; has the reason that PyTorch gives.
+        UnsupportedError: it has a part that is lost when it is exported.
+    """
+    with in_mode(module, True):
+        training = _exported(module, example, kwargs)
+    if not any(hasattr(part, "training") for part in module.modules()):
+        return {True: training}
+    with in_mode(module, False):
+        inference = _exported(module, example, kwargs)
+    return {True: training} if _same(training, inference) else {True: training, False: inference}
+
+
+def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    import torch
+
+    name = type(module).__name__
+    try:
+        with _quiet(), _gradients_in_python():
+            return torch.export.export(module, example, dict(kwargs), strict=False)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # another project's code may raise anything
+        raise ModelError(f"PyTorch cannot export {name}: {_cause(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _gradients_in_python() -> Iterator[None]:
+    """While the body runs, an `autograd.Function` is refused: the export keeps what it gives, and not its backward."""
+    import torch
+
+    function: Any = torch.autograd.Function
+    before = function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__.startswith("GeneratedBackwardFor_"):  # of an op of a library, which stays whole in the graph
+            return before.__get__(None, cls)(*args, **kwargs)
+        raise UnsupportedError(
+            f"the gradient of {cls.__qualname__}, a torch.autograd.Function, is Python code that no graph holds; write "
+            "it with detach() (x + (y - x).detach() passes the gradient straight through), or as fp.custom_gradient"
+        )
+
+    function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        function.apply = before
+
+
+@contextlib.contextmanager
+def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """The module in evaluation mode as a whole; or in training mode, if it is not already: its parts may differ."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        if not training or not module.training:
+            module.train(training)
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _same(training: Any, inference: Any) -> bool:
+    """Whether two programs differ in nothing but what ops are told of the mode, and in counters of batches."""
+    import torch
+
+    def nodes(program: Any) -> list[torch.fx.Node]:
+        counting = _counting(program.graph)
+        return [node for node in program.graph.nodes if node not in counting]
+
+    ours, theirs = nodes(training), nodes(inference)
+    if len(ours) != len(theirs):
+        return False
+    place = {node: i for i, node in enumerate(ours)} | {node: i for i, node in enumerate(theirs)}
+
+    def shown(node: torch.fx.Node) -> Any:
+        names = [each.name for each in node.target._schema.arguments] if hasattr(node.target, "_schema") else []
+        given = [
+            None if at < len(names) and names[at] in _OF_MODE else torch.fx.map_arg(each, lambda n: f"%{place[n]}")
+            for at, each in enumerate(node.args)
+        ]
+        named = {key: torch.fx.map_arg(each, lambda n: f"%{place[n]}") for key, each in node.kwargs.items()}
+        if node.op == "get_attr":
+            return node.op, _text_of(node)
+        return node.op, str(node.target), repr(given), repr({k: v for k, v in named.items() if k not in _OF_MODE})
+
+    return all(shown(a) == shown(b) for a, b in zip(ours, theirs))
+
+
+def _text_of(node: torch.fx.Node) -> str:
+    found: Any = operator.attrgetter(node.target)(node.graph.owning_module)
+    return str(found.graph) if hasattr(found, "graph") else str(node.target)
+
+
+def _counting(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes that count the batches that a normalisation has seen, where nothing reads the count."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith("aten.add_"):
+            counted: Any = node.args[0]
+            if counted in found or (counted.op == "placeholder" and "num_batches_tracked" in counted.name):
+                found.add(node)
+    return {node for node in found if all(user.op == "output" or user in found for user in node.users)}
+
+
+def _cause(error: BaseException) -> str:
+    """The line that says most: of the exception that began it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

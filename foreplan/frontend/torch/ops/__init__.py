@@ -1,0 +1,1 @@
+"""What each ATen op becomes, by subject."""

@@ -1,0 +1,89 @@
+"""Scaled dot-product attention, with the masks that PyTorch's models give it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from foreplan.frontend import nn
+from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.table import aten
+from foreplan.frontend.tracing.elementwise import convert
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.ops.attention.ops import attention
+
+
+@aten("scaled_dot_product_attention", draws=True)
+def _attention(
+    c: Call,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    queries, keys, values = (_of_four_axes(c.tensor(x)) for x in (q, k, v))
+    factor = 1 / math.sqrt(max(1, queries.shape[-1])) if scale is None else scale
+    mask, causal = _recognised(attn_mask, is_causal, queries.shape[-2], keys.shape[-2])
+    added = None if mask is None else _additive(c, mask, queries)
+    if not (dropout_p and c.training):
+        y = attention(
+            *(c.b, queries.value, keys.value, values.value, None if added is None else added.value),
+            causal=causal,
+            scale=factor,
+        )
+        return c.wrap(y).reshape(c.shape)
+    group = queries.shape[1] // keys.shape[1]
+    if group > 1:
+        keys, values = (as_tensor(np.repeat(x, group, axis=1)) for x in (keys, values))
+    scores: Any = (queries * factor) @ keys.mT
+    if causal:
+        below = np.tril(np.ones(scores.shape[-2:], bool))
+        scores = np.where(below, scores, -np.inf)
+    if added is not None:
+        scores = scores + added
+    return (nn.dropout(nn.softmax(scores), dropout_p) @ values).reshape(c.shape)
+
+
+def _of_four_axes(x: Tensor) -> Tensor:
+    """[items, heads, positions, depth] of a tensor with more or fewer axes."""
+    return x if x.ndim == 4 else x.reshape(-1, *((1, 1, 1, *x.shape)[-3:]))
+
+
+def _recognised(mask: Any, causal: bool, queries: int, keys: int) -> tuple[Any, bool]:
+    """A mask that is known, as the causal flag where that says the same."""
+    if not isinstance(mask, np.ndarray) or causal:
+        return mask, causal
+    allowed = mask if mask.dtype == bool else None
+    if allowed is None and mask.dtype.kind == "f":
+        lowest = np.finfo(mask.dtype).min
+        if np.isin(mask, (0, lowest, -np.inf)).all():
+            allowed = mask == 0
+    if allowed is None:
+        return mask, causal
+    if allowed.all():
+        return None, False
+    below = np.tril(np.ones((queries, keys), bool))
+    if allowed.shape[-2:] == below.shape and (allowed == below).all():
+        return None, True
+    return mask, causal
+
+
+def _additive(c: Call, mask: Any, queries: Tensor) -> Tensor:
+    """A mask as numbers that are added to the scores."""
+    if isinstance(mask, np.ndarray) and mask.dtype == bool:
+        mask = np.where(mask, np.float32(0), np.float32(-np.inf))
+    tensor = c.tensor(mask)
+    if tensor.value.dtype.category == "bool":
+        found: Any = np.where(tensor, 0.0, -np.inf)
+        tensor = found
+    return convert(_with_items(tensor), queries.dtype)
+
+
+def _with_items(mask: Tensor) -> Tensor:
+    return mask if mask.ndim <= 4 else mask.reshape(-1, *mask.shape[-3:])

@@ -1,0 +1,434 @@
+"""ATen ops of one element each: most are one line of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.table import aten
+from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph import DType
+from foreplan.ops.expr import Const, Expr, call, cast, clip, erf, exp, log, relu, sigmoid, tanh, where
+from foreplan.ops.marks import StopGradient
+
+
+def _softplus(x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
+    return (call("max", x * beta, 0.0) + call("log1p", exp(-call("abs", x * beta)))) / beta
+
+
+def _elu(x: Expr, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Expr:
+    return where(x > 0.0, x * scale, call("expm1", call("min", x, 0.0) * input_scale) * (alpha * scale))
+
+
+def _gelu(x: Expr, approximate: str = "none") -> Expr:
+    if approximate == "none":
+        return x * (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+    return x * (tanh((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1.0) * 0.5
+
+
+def _add(x: Any, y: Any, alpha: float = 1) -> Any:
+    return x + (y if alpha == 1 else y * alpha)
+
+
+def _sub(x: Any, y: Any, alpha: float = 1) -> Any:
+    return x - (y if alpha == 1 else y * alpha)
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else call("max", x, low)
+    return x if high is None else call("min", x, high)
+
+
+def _power(x: Any, y: Any) -> Any:
+    if isinstance(y, Const) and y.value in (0.5, -0.5, 2):
+        return x * x if y.value == 2 else call("sqrt" if y.value == 0.5 else "rsqrt", x)
+    return call("pow", x, y)
+
+
+def _hard_shrink(x: Any, width: float = 0.5) -> Any:
+    return where(call("abs", x) > width, x, 0.0)
+
+
+def _soft_shrink(x: Any, width: float = 0.5) -> Any:
+    return where(x > width, x - width, where(x < -width, x + width, 0.0))
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    return where(call("eq", x, 0.0), 0.0, x * log(where(call("eq", x, 0.0), 1.0, y)))
+
+
+# Functions of numbers: operands are converted to the element type of the result first, and literals stay literals.
+_NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "sub": _sub,
+    "subtract": _sub,
+    "rsub": lambda x, y, alpha=1: y - (x if alpha == 1 else x * alpha),
+    "mul": lambda x, y: x * y,
+    "multiply": lambda x, y: x * y,
+    "neg": lambda x: -x,
+    "negative": lambda x: -x,
+    "pow": _power,
+    "float_power": _power,
+    "exp": exp,
+    "exp2": lambda x: exp(x * math.log(2.0)),
+    "expm1": lambda x: call("expm1", x),
+    "log": log,
+    "log1p": lambda x: call("log1p", x),
+    "log2": lambda x: log(x) * (1.0 / math.log(2.0)),
+    "log10": lambda x: log(x) * (1.0 / math.log(10.0)),
+    "sqrt": lambda x: call("sqrt", x),
+    "rsqrt": lambda x: call("rsqrt", x),
+    "reciprocal": lambda x: 1.0 / x,
+    "square": lambda x: x * x,
+    "abs": lambda x: call("abs", x),
+    "absolute": lambda x: call("abs", x),
+    "sign": lambda x: call("sign", x),
+    "sgn": lambda x: call("sign", x),
+    "floor": lambda x: call("floor", x),
+    "ceil": lambda x: call("ceil", x),
+    "trunc": lambda x: call("trunc", x),
+    "fix": lambda x: call("trunc", x),
+    "frac": lambda x: x - call("trunc", x),
+    "sin": lambda x: call("sin", x),
+    "cos": lambda x: call("cos", x),
+    "tan": lambda x: call("tan", x),
+    "asin": lambda x: call("asin", x),
+    "acos": lambda x: call("acos", x),
+    "atan": lambda x: call("atan", x),
+    "sinh": lambda x: call("sinh", x),
+    "cosh": lambda x: call("cosh", x),
+    "asinh": lambda x: call("asinh", x),
+    "acosh": lambda x: call("acosh", x),
+    "atanh": lambda x: call("atanh", x),
+    "arctan": lambda x: call("atan", x),
+    "atan2": lambda x, y: call("atan2", x, y),
+    "arctan2": lambda x, y: call("atan2", x, y),
+    "hypot": lambda x, y: call("sqrt", x * x + y * y),
+    "sinc": lambda x: where(
+        call("eq", x, 0.0), 1.0, call("sin", x * math.pi) / where(call("eq", x, 0.0), 1.0, x * math.pi)
+    ),
+    "deg2rad": lambda x: x * (math.pi / 180.0),
+    "rad2deg": lambda x: x * (180.0 / math.pi),
+    "erf": erf,
+    "special_erf": erf,
+    "erfc": lambda x: 1.0 - erf(x),
+    "logit": lambda x, eps=None: log(
+        _clamp(x, eps, None if eps is None else 1 - eps) / (1.0 - _clamp(x, eps, None if eps is None else 1 - eps))
+    ),
+    "xlogy": _xlogy,
+    "special_xlogy": _xlogy,
+    "sigmoid": sigmoid,
+    "special_expit": sigmoid,
+    "tanh": tanh,
+    "relu": relu,
+    "relu6": lambda x: clip(x, 0.0, 6.0),
+    "silu": lambda x: x * sigmoid(x),
+    "mish": lambda x: x * tanh(_softplus(x)),
+    "softplus": _softplus,
+    "softsign": lambda x: x / (1.0 + call("abs", x)),
+    "tanhshrink": lambda x: x - tanh(x),
+    "log_sigmoid": lambda x: -_softplus(-x),
+    "elu": _elu,
+    "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
+    "selu": lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805),
+    "gelu": _gelu,
+    "leaky_relu": lambda x, slope=0.01: where(x > 0.0, x, x * slope),
+    "rrelu": lambda x, low=1 / 8, high=1 / 3, training=False: where(x > 0.0, x, x * ((low + high) / 2)),
+    "threshold": lambda x, at, value: where(x > at, x, value),
+    "hardtanh": lambda x, low=-1.0, high=1.0: clip(x, low, high),
+    "hardsigmoid": lambda x: clip(x / 6.0 + 0.5, 0.0, 1.0),
+    "hardswish": lambda x: x * clip(x / 6.0 + 0.5, 0.0, 1.0),
+    "hardshrink": _hard_shrink,
+    "softshrink": _soft_shrink,
+    "maximum": lambda x, y: call("max", x, y),
+    "minimum": lambda x, y: call("min", x, y),
+    "fmax": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("max", x, y))),
+    "fmin": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("min", x, y))),
+    "clamp_min": lambda x, low: call("max", x, low),
+    "clamp_max": lambda x, high: call("min", x, high),
+    "fmod": lambda x, y: call("fmod", x, y),
+    "remainder": lambda x, y: call("mod", x, y),
+    "floor_divide": lambda x, y: call("floordiv", x, y),
+    "lerp": lambda x, y, weight: x + (y - x) * weight,
+    "addcmul": lambda x, a, b, value=1: x + a * b * value,
+    "addcdiv": lambda x, a, b, value=1: x + a / b * value,
+    "logaddexp": lambda x, y: call("max", x, y) + call("log1p", exp(-call("abs", x - y))),
+    "heaviside": lambda x, y: where(call("eq", x, 0.0), y, where(x > 0.0, 1.0, 0.0)),
+    "copysign": lambda x, y: where(y < 0.0, -call("abs", x), call("abs", x)),
+    "__lshift__": lambda x, y: call("shiftleft", x, y),
+    "__rshift__": lambda x, y: call("shiftright", x, y),
+    "bitwise_left_shift": lambda x, y: call("shiftleft", x, y),
+    "bitwise_right_shift": lambda x, y: call("shiftright", x, y),
+}
+_LOGIC = {
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_xor": "xor",
+    "logical_not": "not",
+}
+_BITS = {
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "bitwise_not": "not",
+    "__and__": "and",
+    "__or__": "or",
+    "__xor__": "xor",
+}
+_COMPARISONS = {
+    **{name: name for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "not_equal": "ne",
+}
+
+
+def numbers(c: Call, name: str, fn: Callable[..., Any], *operands: Any, dtype: DType | None = None) -> Tensor:
+    """A function of operands that are converted to one element type first: that of the result, if nothing is said."""
+    wanted = c.dtype if dtype is None else dtype
+    given = [_as_operand(c, x, wanted) for x in operands]
+    if not any(isinstance(x, Tensor) for x in given):
+        given[0] = c.tensor(given[0], wanted)
+    found = apply(name, lambda *args: cast(_expr(fn(*args)), wanted), *given)
+    return broadcast(found, c.shape)
+
+
+def _expr(found: Any) -> Expr:
+    from foreplan.ops.expr import as_expr
+
+    return as_expr(found)
+
+
+def _as_operand(c: Call, x: Any, wanted: DType) -> Any:
+    if isinstance(x, np.ndarray) and not x.ndim:
+        x = x.item()
+    if isinstance(x, bool | int | float):
+        return float(x) if wanted.is_float else x
+    return convert(c.tensor(x), wanted) if isinstance(x, np.ndarray | Tensor) else x
+
+
+def broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in a shape that it broadcasts to."""
+    if x.shape == shape:
+        return x
+    found: Any = np.broadcast_to(x, shape)
+    return as_tensor(found)
+
+
+def _is_operand(x: Any) -> bool:
+    return isinstance(x, Tensor | np.ndarray | int | float) and not isinstance(x, str)
+
+
+# Arguments of these by place are numbers that shape the function, and no operands.
+_SHAPED = frozenset(
+    [
+        "softplus",
+        "elu",
+        "celu",
+        "gelu",
+        "leaky_relu",
+        "rrelu",
+        "threshold",
+        "hardtanh",
+        "hardshrink",
+        "softshrink",
+        "logit",
+    ]
+)
+
+
+def _declare_numbers(name: str, fn: Callable[..., Any]) -> None:
+    @aten(name)
+    def handler(c: Call, *args: Any, **kwargs: Any) -> Tensor:
+        if name in _SHAPED:
+            x, *rest = args
+            return numbers(c, name, lambda x: fn(x, *rest, **kwargs), x)
+        more = {key: value.item() if isinstance(value, np.ndarray) else value for key, value in kwargs.items()}
+        return numbers(c, name, lambda *xs: fn(*xs, **more), *args)
+
+
+for _name, _fn in _NUMBERS.items():
+    _declare_numbers(_name, _fn)
+
+
+def _declare_logic(name: str, function: str) -> None:
+    @aten(name)
+    def handler(c: Call, *args: Any) -> Tensor:
+        operands = [x if isinstance(x, bool) else as_bool(c.tensor(x)) for x in args]
+        return broadcast(apply(name, lambda *xs: call(function, *xs), *operands), c.shape)
+
+
+for _name, _function in _LOGIC.items():
+    _declare_logic(_name, _function)
+
+
+def _declare_bits(name: str, function: str) -> None:
+    @aten(name)
+    def handler(c: Call, *args: Any) -> Tensor:
+        kind = function if c.dtype.category == "bool" else f"bit{function}"
+        return numbers(c, name, lambda *xs: call(kind, *xs), *args)
+
+
+for _name, _function in _BITS.items():
+    _declare_bits(_name, _function)
+
+
+def _declare_comparison(name: str, function: str) -> None:
+    @aten(name)
+    def handler(c: Call, x: Any, y: Any) -> Tensor:
+        operands = [x.item() if isinstance(x, np.ndarray) and not x.ndim else x for x in (x, y)]
+        kinds = [each.value.dtype if isinstance(each, Tensor) else None for each in operands]
+        floats = any(kind is not None and kind.is_float for kind in kinds) or any(
+            isinstance(each, float) for each in operands
+        )
+        given = []
+        for each in operands:
+            tensor = each if isinstance(each, bool | int | float) else c.tensor(each)
+            if isinstance(tensor, Tensor) and floats and not tensor.value.dtype.is_float:
+                tensor = convert(tensor, "float32")
+            given.append(float(tensor) if floats and isinstance(tensor, bool | int) else tensor)
+        return broadcast(apply(name, lambda a, b: call(function, a, b), *given), c.shape)
+
+
+for _name, _function in _COMPARISONS.items():
+    _declare_comparison(_name, _function)
+
+
+@aten("isnan", "isinf")
+def _is(c: Call, x: Any) -> Tensor:
+    return apply(c.name, lambda x: call(c.name, x), c.tensor(x))
+
+
+@aten("isfinite")
+def _isfinite(c: Call, x: Any) -> Tensor:
+    return apply("isfinite", lambda x: call("not", call("or", call("isnan", x), call("isinf", x))), c.tensor(x))
+
+
+@aten("nan_to_num")
+def _nan_to_num(c: Call, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+    largest = c.dtype.largest
+
+    def fn(x: Expr) -> Expr:
+        finite = where(call("and", call("isinf", x), x > 0.0), largest if posinf is None else posinf, x)
+        finite = where(call("and", call("isinf", x), x < 0.0), -largest if neginf is None else neginf, finite)
+        return where(call("isnan", x), nan or 0.0, finite)
+
+    return numbers(c, "nan_to_num", fn, x)
+
+
+@aten("clamp", "clip")
+def _clamped(c: Call, x: Any, low: Any = None, high: Any = None, **named: Any) -> Tensor:
+    low, high = named.get("min", low), named.get("max", high)
+    given = [each for each in (low, high) if each is not None]
+
+    def fn(x: Any, *bounds: Any) -> Any:
+        rest = iter(bounds)
+        return _clamp(x, None if low is None else next(rest), None if high is None else next(rest))
+
+    return numbers(c, "clamp", fn, x, *given)
+
+
+@aten("round")
+def _round(c: Call, x: Any, decimals: int = 0) -> Tensor:
+    factor = 10.0**decimals
+    return numbers(c, "round", lambda x: call("round", x * factor) / factor if decimals else call("round", x), x)
+
+
+@aten("div", "divide", "true_divide")
+def _div(c: Call, x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
+    kind = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
+    if kind == "truncdiv" and c.dtype.is_float:
+        return numbers(c, "div", lambda a, b: call("trunc", a / b), x, y)
+    return numbers(c, "div", lambda a, b: a / b if kind == "div" else call(kind, a, b), x, y)
+
+
+@aten("where")
+def _where(c: Call, condition: Any, x: Any = None, y: Any = None) -> Tensor:
+    if x is None:
+        raise UnsupportedError("where(condition) alone gives a shape that depends on data")
+    a, b = (_as_operand(c, each, c.dtype) for each in (x, y))
+    return broadcast(convert(select(c.tensor(condition), a, b), c.dtype), c.shape)
+
+
+@aten("masked_fill")
+def _masked_fill(c: Call, x: Any, mask: Any, value: Any) -> Tensor:
+    filled, kept = _as_operand(c, value, c.dtype), _as_operand(c, x, c.dtype)
+    return broadcast(convert(select(c.tensor(mask), filled, kept), c.dtype), c.shape)
+
+
+@aten("prelu")
+def _prelu(c: Call, x: Any, weight: Any) -> Tensor:
+    w = c.tensor(weight)
+    w = w.reshape(-1, *[1] * (c.tensor(x).ndim - 2)) if w.size > 1 else w
+    return numbers(c, "prelu", lambda x, w: where(x > 0.0, x, x * w), x, w)
+
+
+@aten("glu")
+def _glu(c: Call, x: Any, dim: int = -1) -> Tensor:
+    halves: Any = np.split(c.tensor(x), 2, dim)
+    return numbers(c, "glu", lambda a, b: a * sigmoid(b), *halves)
+
+
+@aten("to", "_to_copy", "type_as", "float", "half", "double", "bfloat16", "_autocast_to_reduced_precision")
+def _to(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
+    return _as_element(c.tensor(x), c.dtype)
+
+
+def _as_element(x: Tensor, dtype: DType) -> Tensor:
+    return as_bool(x) if dtype.category == "bool" else convert(x, dtype)
+
+
+@aten(
+    "contiguous", "clone", "lift_fresh_copy", "lift_fresh", "positive", "conj", "resolve_conj", "resolve_neg", "_conj"
+)
+def _same(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
+    return c.tensor(x)
+
+
+@aten("alias", views=True)
+def _alias(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
+    return c.tensor(x)
+
+
+@aten("detach", views=True)
+def _detach(c: Call, x: Any) -> Tensor:
+    found = c.tensor(x)
+    return c.wrap(c.b.apply(StopGradient(), found.value)) if found.value.dtype.is_float else found
+
+
+@aten("copy_")
+def _copy(c: Call, x: Any, y: Any, non_blocking: bool = False) -> Tensor:
+    return broadcast(_as_element(c.tensor(y), c.dtype), c.shape)
+
+
+@aten("fill", "full_like")
+def _fill(c: Call, x: Any, value: Any, **_: Any) -> Tensor:
+    return broadcast(_as_element(c.tensor(value, c.dtype), c.dtype), c.shape)
+
+
+def _full(c: Call, value: Any) -> np.ndarray:
+    return np.full(c.shape, value, c.dtype.numpy)
+
+
+@aten("zeros_like", "zero", "new_zeros", "empty_like", "new_empty", "zeros", "empty")
+def _zeros(c: Call, *_: Any, **__: Any) -> np.ndarray:
+    return _full(c, 0)
+
+
+@aten("ones_like", "new_ones", "ones")
+def _ones(c: Call, *_: Any, **__: Any) -> np.ndarray:
+    return _full(c, 1)
+
+
+@aten("new_full", "full")
+def _new_full(c: Call, *args: Any, **_: Any) -> Any:
+    value = args[-1]
+    return broadcast(c.tensor(value), c.shape) if isinstance(value, Tensor) else _full(c, value)

@@ -1,0 +1,252 @@
+"""Losses that a module computes itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import UnsupportedError
+from foreplan.frontend import nn
+from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.ops.reductions import mean_of, reduced
+from foreplan.frontend.torch.table import aten
+from foreplan.frontend.tracing.elementwise import apply, convert, select
+from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.ops.expr import call, exp, log, where
+from foreplan.ops.index import gather
+from foreplan.ops.index_elements import gather_elements
+
+
+def _terms(c: Call, name: str, fn: Any, *xs: Any) -> Tensor:
+    return apply(name, fn, *(convert(c.tensor(x), c.dtype) for x in xs))
+
+
+@aten("mse_loss")
+def _mse(c: Call, x: Any, y: Any, reduction: int = 1) -> Tensor:
+    return mean_of(c, _terms(c, "mse", lambda a, b: (a - b) * (a - b), x, y), reduction)
+
+
+@aten("l1_loss")
+def _l1(c: Call, x: Any, y: Any, reduction: int = 1) -> Tensor:
+    return mean_of(c, _terms(c, "l1", lambda a, b: call("abs", a - b), x, y), reduction)
+
+
+@aten("smooth_l1_loss")
+def _smooth_l1(c: Call, x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    def term(a: Any, b: Any) -> Any:
+        d = call("abs", a - b)
+        return where(d < beta, d * d * (0.5 / beta), d - 0.5 * beta) if beta else d
+
+    return mean_of(c, _terms(c, "smooth_l1", term, x, y), reduction)
+
+
+@aten("huber_loss")
+def _huber(c: Call, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    def term(a: Any, b: Any) -> Any:
+        d = call("abs", a - b)
+        return where(d < delta, d * d * 0.5, (d - 0.5 * delta) * delta)
+
+    return mean_of(c, _terms(c, "huber", term, x, y), reduction)
+
+
+@aten("kl_div")
+def _kl(c: Call, x: Any, y: Any, reduction: int = 1, log_target: bool = False) -> Tensor:
+    def term(a: Any, b: Any) -> Any:
+        if log_target:
+            return exp(b) * (b - a)
+        return where(b > 0.0, b * (log(where(b > 0.0, b, 1.0)) - a), 0.0)
+
+    return mean_of(c, _terms(c, "kl_div", term, x, y), reduction)
+
+
+@aten("binary_cross_entropy")
+def _bce(c: Call, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Tensor:
+    def term(a: Any, b: Any) -> Any:
+        # PyTorch limits the logarithms to -100.
+        low = call("max", log(a), -100.0)
+        high = call("max", log(1.0 - a), -100.0)
+        return -(b * low + (1.0 - b) * high)
+
+    found = _terms(c, "bce", term, x, y)
+    return mean_of(c, found if weight is None else found * c.tensor(weight), reduction)
+
+
+@aten("binary_cross_entropy_with_logits")
+def _bce_logits(c: Call, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Tensor:
+    def softplus(x: Any) -> Any:
+        return call("max", x, 0.0) + call("log1p", exp(-call("abs", x)))
+
+    if pos_weight is None:
+        found = _terms(c, "bce_logits", lambda a, b: softplus(a) - a * b, x, y)
+    else:
+        found = _terms(
+            c, "bce_logits", lambda a, b, w: softplus(-a) * (b * w) + softplus(a) * (1.0 - b), x, y, pos_weight
+        )
+    return mean_of(c, found if weight is None else found * c.tensor(weight), reduction)
+
+
+@aten("soft_margin_loss")
+def _soft_margin(c: Call, x: Any, y: Any, reduction: int = 1) -> Tensor:
+    def term(a: Any, b: Any) -> Any:
+        z = -(a * b)
+        return call("max", z, 0.0) + call("log1p", exp(-call("abs", z)))
+
+    return mean_of(c, _terms(c, "soft_margin", term, x, y), reduction)
+
+
+@aten("margin_ranking_loss")
+def _margin_ranking(c: Call, x: Any, y: Any, target: Any, margin: float = 0.0, reduction: int = 1) -> Tensor:
+    def term(a: Any, b: Any, t: Any) -> Any:
+        return call("max", -t * (a - b) + margin, 0.0)
+
+    return mean_of(c, _terms(c, "margin_ranking", term, x, y, target), reduction)
+
+
+@aten("hinge_embedding_loss")
+def _hinge_embedding(c: Call, x: Any, y: Any, margin: float = 1.0, reduction: int = 1) -> Tensor:
+    def term(a: Any, t: Any) -> Any:
+        return where(call("eq", t, 1.0), a, call("max", margin - a, 0.0))
+
+    return mean_of(c, _terms(c, "hinge_embedding", term, x, y), reduction)
+
+
+@aten("triplet_margin_loss")
+def _triplet(
+    c: Call,
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int = 1,
+) -> Tensor:
+    if p != 2:
+        raise UnsupportedError(f"triplet_margin_loss with p = {p}")
+
+    def distance(x: Any, y: Any) -> Tensor:
+        squares = _terms(c, "square", lambda a, b: (a - b + eps) * (a - b + eps), x, y)
+        return apply("sqrt", lambda s: call("sqrt", s), reduced(c, "sum", squares, -1))
+
+    far: Any = distance(anchor, negative)
+    far = np.minimum(far, distance(positive, negative)) if swap else far
+    near = distance(anchor, positive)
+    return mean_of(c, apply("triplet", lambda n, f: call("max", n - f + margin, 0.0), near, far), reduction)
+
+
+@aten("cosine_embedding_loss")
+def _cosine_embedding(c: Call, x: Any, y: Any, target: Any, margin: float = 0.0, reduction: int = 1) -> Tensor:
+    def total(a: Any, b: Any) -> Tensor:
+        return reduced(c, "sum", _terms(c, "product", lambda a, b: a * b, a, b), -1)
+
+    def term(xy: Any, xx: Any, yy: Any, t: Any) -> Any:
+        alike = xy / call("sqrt", (xx + 1e-12) * (yy + 1e-12))
+        return where(call("eq", t, 1.0), 1.0 - alike, call("max", alike - margin, 0.0))
+
+    found = apply("cosine_embedding", term, total(x, y), total(x, x), total(y, y), convert(c.tensor(target), c.dtype))
+    return mean_of(c, found, reduction)
+
+
+@aten("poisson_nll_loss")
+def _poisson(
+    c: Call, x: Any, y: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: int = 1
+) -> Tensor:
+    def term(a: Any, t: Any) -> Any:
+        found = exp(a) - t * a if log_input else a - t * log(a + eps)
+        if full:
+            stirling = t * log(where(t > 1.0, t, 1.0)) - t + 0.5 * log(where(t > 1.0, t, 1.0) * (2 * math.pi))
+            found = found + where(t > 1.0, stirling, 0.0)
+        return found
+
+    return mean_of(c, _terms(c, "poisson_nll", term, x, y), reduction)
+
+
+@aten("gaussian_nll_loss")
+def _gaussian(c: Call, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError("gaussian_nll_loss, which checks its data")
+
+
+def _classes_last(c: Call, x: Any) -> tuple[Tensor, tuple[int, ...]]:
+    """Scores [items, classes] of scores whose classes stand second, or alone; and the shape of the items."""
+    scores = c.tensor(x)
+    if scores.ndim == 1:
+        return scores.reshape(1, -1), ()
+    order = (0, *range(2, scores.ndim), 1)
+    moved = scores.transpose(*order) if scores.ndim > 2 else scores
+    return moved.reshape(-1, scores.shape[1]), moved.shape[:-1]
+
+
+def _weighted(c: Call, terms: Tensor, target: Tensor, weight: Any, reduction: int, ignore: int, shape: Any) -> Any:
+    """Terms of items, each by the weight of its class; a mean is of the weights."""
+    counts = target != ignore
+    if weight is None:
+        share = convert(counts, terms.dtype)
+    else:
+        safe: Any = np.where(counts, target, 0)
+        own = c.wrap(gather(c.b, convert(c.tensor(weight), terms.dtype).value, safe.value, 0))
+        share = select(counts, own, 0.0)
+        terms = terms * share
+    if reduction == 0:
+        return terms.reshape(shape)
+    total = reduced(c, "sum", terms)
+    return total if reduction == 2 else total / reduced(c, "sum", share)
+
+
+@aten("nll_loss", "nll_loss2d", "nll_loss_nd")
+def _nll(c: Call, x: Any, y: Any, weight: Any = None, reduction: int = 1, ignore: int = -100) -> Any:
+    scores, shape = _classes_last(c, x)
+    target = c.tensor(y).reshape(-1)
+    counts = target != ignore
+    safe: Any = np.where(counts, target, 0)
+    own = c.wrap(gather_elements(c.b, scores.value, safe.reshape(-1, 1).value, 1)).reshape(-1)
+    return _weighted(c, select(counts, -own, 0.0), target, weight, reduction, ignore, shape)
+
+
+@aten("cross_entropy_loss")
+def _cross_entropy(
+    c: Call, x: Any, y: Any, weight: Any = None, reduction: int = 1, ignore: int = -100, smoothing: float = 0.0
+) -> Any:
+    scores, shape = _classes_last(c, x)
+    target = c.tensor(y)
+    if target.value.dtype.is_float:
+        return _soft(c, scores, _classes_last(c, y)[0], weight, reduction, smoothing, shape)
+    target = target.reshape(-1)
+    terms = nn.cross_entropy(scores, target, ignore_index=ignore)
+    if not smoothing:
+        return _weighted(c, terms, target, weight, reduction, ignore, shape)
+    counts, n = target != ignore, scores.shape[1]
+    logs = nn.log_softmax(scores)
+    spread = logs if weight is None else logs * convert(c.tensor(weight), logs.dtype)
+    smooth = select(counts, -reduced(c, "sum", spread, 1), 0.0) * (smoothing / n)
+    plain = _weighted(c, terms, target, weight, 0, ignore, (-1,)) * (1 - smoothing)
+    if reduction == 0:
+        return (plain + smooth).reshape(shape)
+    total = reduced(c, "sum", plain + smooth)
+    if reduction == 2:
+        return total
+    share = _weighted(c, convert(counts, scores.dtype), target, weight, 2, ignore, ())
+    return total / share
+
+
+def _soft(
+    c: Call, scores: Tensor, target: Tensor, weight: Any, reduction: int, smoothing: float, shape: tuple[int, ...]
+) -> Any:
+    """Cross-entropy of shares of classes."""
+    goal = convert(target, scores.dtype)
+    if smoothing:
+        goal = goal * (1 - smoothing) + smoothing / scores.shape[1]
+    logs = nn.log_softmax(scores)
+    logs = logs if weight is None else logs * convert(c.tensor(weight), logs.dtype)
+    terms = -reduced(c, "sum", goal * logs, 1)
+    if reduction == 0:
+        return terms.reshape(shape)
+    total = reduced(c, "sum", terms)
+    return total if reduction == 2 else total / float(scores.shape[0])
+
+
+@aten("ctc_loss", "_ctc_loss", "multi_margin_loss", "multilabel_margin_loss")
+def _other(c: Call, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError("this loss within a module; give it to compile as fp.losses has it, if it is there")

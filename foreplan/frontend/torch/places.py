@@ -1,0 +1,115 @@
+"""What is written in place: the views of a tensor, and what becomes of them and of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.ops.join import concat
+from foreplan.ops.shape import reshape, slice_axis
+
+if TYPE_CHECKING:
+    import torch
+
+Replay = Callable[[Any], Any]  # from the content of a tensor to that of a view of it
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a tensor is seen.
+
+    Attributes:
+        of: the node of the tensor that is seen.
+        replay: computes the view again from another content.
+        known: the same for a PyTorch tensor, which has strides.
+        shape: of the tensor that is seen.
+    """
+
+    of: torch.fx.Node
+    replay: Replay
+    known: Replay
+    shape: tuple[int, ...]
+
+
+class Places:
+    """The content of each tensor of a program as the program goes on. Nodes of PyTorch's graph stand for tensors."""
+
+    def __init__(self) -> None:
+        self.content: dict[torch.fx.Node, Any] = {}
+        self._views: dict[torch.fx.Node, _View] = {}
+        self._viewers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+
+    def __getitem__(self, node: torch.fx.Node) -> Any:
+        return self.content[node]
+
+    def __setitem__(self, node: torch.fx.Node, content: Any) -> None:
+        self.content[node] = content
+
+    def view(
+        self, node: torch.fx.Node, of: torch.fx.Node, shape: tuple[int, ...], replay: Replay, known: Replay
+    ) -> None:
+        """One node sees the elements of another one, whose shape is given."""
+        self._views[node] = _View(of, replay, known, shape)
+        self._viewers.setdefault(of, []).append(node)
+
+    def alias(self, node: torch.fx.Node, of: torch.fx.Node, shape: tuple[int, ...]) -> None:
+        """One node is the same tensor as another one."""
+        self.view(node, of, shape, lambda content: content, lambda content: content)
+
+    def write(self, node: torch.fx.Node, new: Any) -> None:
+        """A tensor has another content: so has what it is a view of, and so have all views of that."""
+        while (view := self._views.get(node)) is not None:
+            new = _put_back(view, self.content[view.of], new)
+            node = view.of
+        self._follow(node, new)
+
+    def _follow(self, node: torch.fx.Node, new: Any) -> None:
+        pending = [(node, new)]
+        while pending:
+            node, content = pending.pop()
+            self.content[node] = content
+            pending += [(viewer, self._views[viewer].replay(content)) for viewer in self._viewers.get(node, ())]
+
+
+def _put_back(view: _View, whole: Any, part: Any) -> Any:
+    """What a tensor becomes when one of its views is written."""
+    import torch
+
+    places = view.known(torch.arange(int(np.prod(view.shape, dtype=np.int64))).reshape(view.shape))
+    flat = places.reshape(-1).numpy()
+    whole_tensor, part_tensor = as_tensor(whole), as_tensor(part)
+    b = whole_tensor.tracer.at()
+    if flat.size == np.prod(view.shape) and (flat == np.arange(flat.size)).all():
+        return Tensor(whole_tensor.tracer, reshape(b, part_tensor.value, view.shape))
+    found = _slab(view.shape, flat)
+    if found is not None:
+        axis, start, count = found
+        shape = list(view.shape)
+        shape[axis] = count
+        piece = reshape(b, part_tensor.value, shape)
+        before = slice_axis(b, whole_tensor.value, axis, 0, start)
+        after = slice_axis(b, whole_tensor.value, axis, start + count, view.shape[axis] - start - count)
+        joined = [value for value in (before, piece, after) if value.shape[axis]]
+        return Tensor(whole_tensor.tracer, concat(b, joined, axis))
+    # Any other view: each element comes from the part if that has it, else from the whole.
+    source = np.arange(whole_tensor.size)
+    source[flat] = whole_tensor.size + np.arange(flat.size)
+    both: Any = np.concatenate([whole_tensor.reshape(-1), part_tensor.reshape(-1)])
+    return both[source].reshape(view.shape)
+
+
+def _slab(shape: tuple[int, ...], flat: np.ndarray) -> tuple[int, int, int] | None:
+    """Axis, start and count if these places, in this order, are neighbouring entries of one axis."""
+    if not flat.size:
+        return None
+    grid = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
+    first, last = np.unravel_index(flat[0], shape), np.unravel_index(flat[-1], shape)
+    for axis, (low, high) in enumerate(zip(first, last)):
+        slab = grid.take(range(int(low), int(high) + 1), axis)
+        if slab.size == flat.size and (slab.reshape(-1) == flat).all():
+            return axis, int(low), int(high) - int(low) + 1
+    return None

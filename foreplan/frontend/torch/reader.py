@@ -1,0 +1,192 @@
+"""A module's programs → one Graph: its stored tensors under their own names, its forms, its buffers' updates."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.call import dtype_of
+from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.lines import Lines
+from foreplan.frontend.torch.run import Run, writes
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph import Array, Graph, Kind, RandomSeed, TensorType, Value, as_dtype
+from foreplan.ops.map import elementwise
+from foreplan.ops.marks import ByMode
+from foreplan.patterns import Selection
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Reader:
+    """A module, and the graph that it becomes.
+
+    Args:
+        module: whose parameters and buffers are stored.
+        selection: the weights that the user wants trained, or frozen, whatever the module says.
+
+    Raises:
+        UsageError: a pattern of the selection means nothing, or nothing that can be trained.
+    """
+
+    def __init__(self, module: torch.nn.Module, selection: Selection) -> None:
+        self.module = module
+        self.tracer = Lines(type(module).__name__)
+        self._named: dict[int, tuple[str, torch.Tensor]] = {}
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        lasting = module.state_dict(keep_vars=True)
+        self._parameters = {id(tensor) for tensor in parameters.values()}
+        for name, tensor in (*parameters.items(), *buffers.items()):
+            if id(tensor) in self._parameters or name in lasting:
+                self._named.setdefault(id(tensor), (name, tensor))
+        self.names = {**parameters, **buffers}
+        own = dict(self._named.values())
+        weights = [name for name, tensor in own.items() if id(tensor) in self._parameters]
+        trainable = {name: name in weights and tensor.is_floating_point() for name, tensor in own.items()}
+        self._chosen = selection.chosen(trainable, weights) if selection else {}
+        self._stored: dict[int, Tensor] = {}
+        self._random_state: Value | None = None
+        self._streams = 0
+
+    # Stored tensors.
+
+    def is_stored(self, tensor: Any) -> bool:
+        """Whether a known tensor is kept under a name of its own: a parameter, or a buffer that lasts, of floats."""
+        found = self._named.get(id(tensor))
+        return found is not None and (id(tensor) in self._parameters or id(tensor) in self._stored)
+
+    def stored_tensor(self, tensor: torch.Tensor) -> Tensor | None:
+        """A parameter or lasting buffer of floats as a tensor of the graph; None for any other tensor."""
+        if id(tensor) not in self._named or not (id(tensor) in self._parameters or tensor.is_floating_point()):
+            return None
+        return self.store(tensor)
+
+    def store(self, tensor: torch.Tensor, written: bool = False) -> Tensor:
+        """A parameter or buffer as a tensor of the graph, under the first of its names.
+
+        Args:
+            written: whether forward writes it, so that it is kept as a buffer is.
+
+        Raises:
+            UnsupportedError: forward writes a parameter that is trained.
+        """
+        if id(tensor) not in self._stored:
+            name, kind, why = self._named[id(tensor)][0], Kind.BUFFER, ""
+            if id(tensor) in self._parameters:
+                trained, why = self._chosen.get(name, (tensor.requires_grad, ""))
+                kind = Kind.PARAMETER if trained else Kind.BUFFER if written else Kind.FROZEN
+                if trained and written:
+                    raise UnsupportedError(
+                        f"forward writes the parameter {name!r}, which the optimizer would change too: "
+                        f"give it requires_grad=False, or freeze=[{name!r}]"
+                    )
+            type = TensorType(dtype_of(tensor.dtype), tuple(tensor.shape))
+            b = self.tracer.at()
+            value = b.store(name, type, kind, Array(array_of(tensor).copy()), why)
+            self._stored[id(tensor)] = self.tracer.wrap(value)
+        return self._stored[id(tensor)]
+
+    # Random numbers.
+
+    def random_stream(self) -> tuple[Value, int]:
+        """The state that all draws read, made for the first of them, and the number of this one."""
+        if self._random_state is None:
+            type = TensorType(as_dtype("uint64"), (2,))
+            self._random_state = self.tracer.at().store("random_state", type, Kind.STATE, RandomSeed())
+        self._streams += 1
+        return self._random_state, self._streams - 1
+
+    # Forms.
+
+    def form(self, program: Any, training: bool) -> tuple[dict[str, Tensor], dict[Value, Tensor]]:
+        """The outputs of a program by name, and what its buffers become."""
+        from torch.export.graph_signature import InputKind, TensorArgument
+
+        run = Run(self, training)
+        holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        written = writes(program.graph)
+        kept: list[tuple[torch.fx.Node, Tensor]] = []
+        for node, spec in zip(holders, program.graph_signature.input_specs, strict=True):
+            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                tensor = self.names[spec.target]
+                if node in written and id(tensor) not in self._named:  # not in state_dict: it is kept all the same
+                    self._named[id(tensor)] = (spec.target, tensor)
+                if spec.kind is InputKind.PARAMETER or node in written:
+                    content: Any = self.store(tensor, node in written)
+                    if node in written:
+                        kept.append((node, content))
+                else:
+                    content = tensor
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                content = program.constants[spec.target].detach()
+                content = content.clone() if node in written else content
+            elif spec.kind is InputKind.USER_INPUT:
+                content = self._input(node) if isinstance(spec.arg, TensorArgument) else spec.arg.value
+            else:
+                raise UnsupportedError(f"an input of the kind {spec.kind.name} is not known")
+            run.places[node] = content
+        outputs = run.graph(program.graph, program.graph_module)
+        updates = {old.value: as_tensor(run.places[node]) for node, old in kept if run.places[node] is not old}
+        return dict(self._outputs(program, outputs)), updates
+
+    def _input(self, node: torch.fx.Node) -> Tensor:
+        known = {value.name: value for value in self.tracer.at().inputs}
+        if node.name not in known:
+            like = node.meta["val"]
+            known[node.name] = self.tracer.at().input(node.name, TensorType(dtype_of(like.dtype), tuple(like.shape)))
+        return self.tracer.wrap(known[node.name])
+
+    def _outputs(self, program: Any, results: list[Any]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors that a program gives, by the fields, keys and places that lead to them."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        spec = program.call_spec.out_spec
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        taken: set[str] = set()
+        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+            if isinstance(result := results[leaf], Tensor | torch.Tensor | np.ndarray):
+                name = ".".join(re.sub(r"[\[\]'.\"]", "", str(key)) for key in path) or "output"
+                name = f"output.{name}" if name.isdigit() else name
+                free = next(each for i in itertools.count() if (each := name if not i else f"{name}_{i}") not in taken)
+                taken.add(free)
+                yield free, result if isinstance(result, Tensor) else self.of_known(result)
+
+    def of_known(self, tensor: Any) -> Tensor:
+        """A known tensor as one of the graph."""
+        stored = self.stored_tensor(tensor) if not isinstance(tensor, np.ndarray) else None
+        return (
+            stored if stored is not None else as_tensor(tensor if isinstance(tensor, np.ndarray) else array_of(tensor))
+        )
+
+    def graph(self, programs: Mapping[bool, Any]) -> Graph:
+        """The graph of a module, from its programs by whether they are of training mode; one may stand for both."""
+        with self.tracer.active() as b:
+            b.scope = ""
+            forms = {training: self.form(program, training) for training, program in programs.items()}
+            self.tracer.place("", "")
+            outputs, updates = forms[True] if True in forms else forms[False]
+            if True in forms and False in forms:
+                others = forms[False][0]
+                outputs = {name: self._by_mode(others[name], y) if name in others else y for name, y in outputs.items()}
+            if True in forms:
+                updates = {old: self._by_mode(self.tracer.wrap(old), new) for old, new in updates.items()}
+            following = {old: new.value for old, new in updates.items()}
+            if self._random_state is not None:
+                one = self.tracer.constant(np.array([0, 1], np.uint64))
+                following[self._random_state] = elementwise(
+                    b, lambda s, d: s + d, self._random_state, one, name="next_random_state"
+                )
+            return b.finish({name: y.value for name, y in outputs.items()}, following)
+
+    def _by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
+        if inference.value is training.value:
+            return training
+        return self.tracer.wrap(self.tracer.at().apply(ByMode(), inference.value, training.value))

@@ -1,0 +1,278 @@
+"""Modules by the graph of `torch.export`, beside PyTorch itself: losses of three steps, and what they leave."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
+
+from torch import nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import foreplan as fp  # noqa: E402
+from foreplan.errors import UnsupportedError  # noqa: E402
+from foreplan.frontend.torch.exported import from_exported  # noqa: E402
+from foreplan.graph import Graph, Kind  # noqa: E402
+from tests.profile import few  # noqa: E402
+from tests.torch.exports import example  # noqa: E402
+from tests.torch.modules import MODULES  # noqa: E402
+
+torch.set_num_threads(1)
+RATE = 0.05
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exporter() -> None:
+    """PyTorch's exporter is imported, which takes seconds."""
+    from_exported(nn.Linear(2, 2), torch.randn(1, 2))
+
+
+class Squares(nn.Module):
+    """The mean squares of all outputs of a module, added up: a loss of any module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """One number."""
+        outputs = pytree.tree_leaves(self.inner(*args, **kwargs))
+        return sum(y.square().mean() for y in outputs if isinstance(y, torch.Tensor) and y.dtype.is_floating_point)
+
+
+def feeds(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    tensors = [x for x in pytree.tree_leaves((args, dict(kwargs))) if isinstance(x, torch.Tensor)]
+    return {value.name: x.detach().numpy() for value, x in zip(graph.inputs, tensors, strict=True)}
+
+
+def assert_trains_as_pytorch(
+    module: Any, theirs: Any, args: tuple[Any, ...], *, steps: int = 3, kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Losses agree to 1e-5, and what a step changes to a hundredth of the largest change; a session of the weights."""
+    ours, theirs, named = Squares(module), Squares(theirs), dict(kwargs or {})
+    before = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    graph = from_exported(ours, *args, kwargs=named)
+    session = fp.compile(graph, lambda output: output, fp.optim.SGD(RATE), target="numpy").bind()
+    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], RATE)
+    for _ in range(steps):
+        loss = theirs(*copy.deepcopy(args), **named)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert session.step(feeds(graph, args, named)).loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+    found, after = session.state_dict(), theirs.state_dict()
+    floats = [name for name, tensor in after.items() if tensor.is_floating_point()]
+    moved = max(((after[name] - before[name]).abs().max().item() for name in floats if after[name].numel()), default=0)
+    for name in found:
+        off = np.abs(np.asarray(found[name], np.float64) - after[name].double().numpy())
+        assert off.size == 0 or off.max() <= 0.01 * moved + 1e-6, name
+    return session
+
+
+SOME = ("input normalization", "resnet, basic blocks", "gpt, tied", "lstm", "swin block", "mlp with spectral norm")
+
+
+@pytest.mark.parametrize("name", few(list(MODULES), [i for i, name in enumerate(MODULES) if name in SOME]))
+def test_modules_train_as_in_pytorch(name: str) -> None:
+    made = example(name)
+    assert_trains_as_pytorch(made.module, example(name).module, made.inputs)
+
+
+class Detached(nn.Module):
+    """Of one factor no gradient comes back, by `how`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.b = how, nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        """A product."""
+        if self.how == "detach":
+            return self.a(x) * self.b(x).detach()
+        with torch.no_grad():
+            other = self.b(x)
+        return self.a(x) * other
+
+
+class Lookup(nn.Module):
+    """Words, by options of the table."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(6, 3, **options), nn.Linear(3, 2)
+
+    def forward(self, ids: Any) -> Any:
+        """Two numbers a word."""
+        return self.head(self.table(ids))
+
+
+class Turned(nn.Module):
+    """Rotary places as Llama first had them: a product of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(3, 2), torch.arange(6.0).reshape(3, 2)))
+
+    def forward(self, x: Any) -> Any:
+        """[2, 3, 4]."""
+        pairs = torch.view_as_complex(self.project(x).reshape(2, 3, 2, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(2)
+
+
+class Written(nn.Module):
+    """Parts of a tensor written in place, through views of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        """Two numbers a row."""
+        z = self.first(x)
+        z[:, 1:3].mul_(2)
+        z[:, ::2] += 1
+        z.t()[5].copy_(x[:, 0])
+        z.narrow(1, 3, 3).add_(1)
+        z.view(-1, 2, 3)[:, 1, 1:].neg_()
+        return self.second(z)
+
+
+class Teacher(nn.Module):
+    """An average of weights, which forward itself moves on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Any) -> Any:
+        """How far the two are from each other."""
+        if self.training:
+            with torch.no_grad():
+                self.seen += 1
+                for own, theirs in zip(self.teacher.parameters(), self.student.parameters()):
+                    own.mul_(0.9).add_(theirs, alpha=0.1)
+        return self.student(x) - self.teacher(x)
+
+
+class Twice(nn.Module):
+    """One normalisation in two places, and tied convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.b = self.a
+
+    def forward(self, x: Any) -> Any:
+        """Images."""
+        return self.b(self.norm(torch.tanh(self.norm(self.a(x)))))
+
+
+class Deep(nn.Module):
+    """A branch that training alone has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        """[8, 4]."""
+        y = torch.tanh(self.body(x))
+        return y + self.extra(x) if self.training else y * 2
+
+
+WORDS = torch.tensor([[0, 1, 2], [0, 0, 3]])
+MEANINGS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "detach": (lambda: Detached("detach"), (torch.randn(5, 4),)),
+    "no_grad": (lambda: Detached("no_grad"), (torch.randn(5, 4),)),
+    "padding_idx": (lambda: Lookup(padding_idx=0), (WORDS,)),
+    "scale_grad_by_freq": (lambda: Lookup(scale_grad_by_freq=True), (WORDS,)),
+    "complex numbers": (Turned, (torch.randn(2, 3, 4),)),
+    "in place": (Written, (torch.randn(5, 4),)),
+    "moving average": (Teacher, (torch.randn(5, 4),)),
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (torch.randn(4, 3, 6, 6) * 2 + 1,)),
+    "batch norm, twice": (Twice, (torch.randn(4, 3, 6, 6) * 2 + 1,)),
+    "frozen batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).requires_grad_(False)),
+        (torch.randn(4, 3, 6, 6) * 2 + 1,),
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        (torch.randn(4, 3, 6, 6) * 2 + 1,),
+    ),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), (torch.randn(5, 4),)),
+    "training alone": (Deep, (torch.randn(8, 4),)),
+}
+
+
+@pytest.mark.parametrize("what", MEANINGS)
+def test_what_a_module_means_is_kept(what: str) -> None:
+    """After training, the same module in evaluation mode gives what PyTorch's does."""
+    make, args = MEANINGS[what]
+    torch.manual_seed(0)
+    ours = make()
+    theirs = copy.deepcopy(ours)
+    session = assert_trains_as_pytorch(ours, theirs, args)
+    graph = from_exported(Squares(ours), *args)
+    (found,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds(graph, args, {})).outputs.values()
+    with torch.no_grad():
+        assert found == pytest.approx(Squares(theirs).eval()(*args).item(), rel=1e-5)
+
+
+def test_nodes_have_the_paths_of_modules_and_the_lines_of_their_code() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    graph = from_exported(module, torch.randn(3, 4))
+    scopes = {node.name.partition("/")[0] for node in graph.nodes}
+    assert scopes == {"0", "1.0", "1.1"}
+    assert all(node.source.startswith(("linear.py:", "activation.py:")) for node in graph.nodes)
+    assert [value.name for value in graph.parameters] == ["0.weight", "0.bias", "1.1.weight", "1.1.bias"]
+
+
+def test_weights_are_trained_as_one_chooses() -> None:
+    module = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    kinds = {value.name: value.kind for value in from_exported(module, torch.randn(3, 4), freeze=["1.bias"]).stored}
+    frozen = {name for name, kind in kinds.items() if kind is Kind.FROZEN}
+    assert frozen == {"0.weight", "0.bias", "1.bias"} and kinds["1.weight"] is Kind.PARAMETER
+
+
+class Reversed(torch.autograd.Function):
+    """What domain adaptation trains through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        """As it is."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        """The other way."""
+        return -g
+
+
+class Masked(nn.Module):
+    """A shape that depends on data."""
+
+    def forward(self, x: Any) -> Any:
+        """Those above zero."""
+        return x[x > 0]
+
+
+class ReversedLayer(nn.Module):
+    """Calls it."""
+
+    def forward(self, x: Any) -> Any:
+        """As it is."""
+        return Reversed.apply(x)
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"the gradient of Reversed, a torch\.autograd\.Function"):
+        from_exported(ReversedLayer(), torch.randn(3))
+    with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_exported\.py:\d+\): .*depends on data"):
+        from_exported(nn.Sequential(Masked()), torch.randn(3))
