@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from foreplan.arguments import instance
 from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.ops.marks import ByMode
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
 from foreplan.passes.quantised_weights import schemes, without_weights
@@ -76,7 +77,7 @@ def frozen(graph: Graph) -> Graph:
     instance("a model", graph, Graph, "such as from_onnx(path) gives")
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs if isinstance(node.op, Dropout) else None
+        return inputs[:1] if isinstance(node.op, Dropout | ByMode) else None
 
     graph = without_weights(graph, [value.name for value in schemes(graph)])
     weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}

@@ -65,7 +65,7 @@ from foreplan.passes.split_samples import (
     split_to_loss,
 )
 from foreplan.passes.tensor import gather_again, split_products
-from foreplan.passes.training import of_mode, training_form, without_marks
+from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 
@@ -184,7 +184,6 @@ def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tu
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("of_mode", Stage.FORWARD, lambda g, s: of_mode(g, s.trains)),
     Pass("choose_trained", Stage.FORWARD, lambda g, s: choose_trained(g, s.selection), lambda s: bool(s.selection)),
     Pass("quantised_weights", Stage.FORWARD, lambda g, s: quantised_weights(g), _trains),
     Pass("master_weights", Stage.FORWARD, lambda g, s: master_weights(g), lambda s: s.trains and not s.narrow_weights),

@@ -54,20 +54,24 @@ def without_marks(graph: Graph) -> Graph:
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs[:1] if isinstance(node.op, Mark) else None
 
-    return rewrite(graph, replace) if any(isinstance(node.op, Mark) for node in graph.nodes) else graph
-
-
-def of_mode(graph: Graph, training: bool) -> Graph:
-    """The graph of one mode, of a model that computes one thing in inference and another in training (`ByMode`)."""
-    if not any(isinstance(node.op, ByMode) for node in graph.nodes):
+    if not any(isinstance(node.op, Mark) for node in graph.nodes):
         return graph
+    return _without_idle_updates(rewrite(graph, replace))
+
+
+def _without_idle_updates(graph: Graph) -> Graph:
+    """The graph without updates that leave a stored value as it is, as those that training alone has (`ByMode`)."""
+    updates = {old: new for old, new in graph.updates.items() if old is not new}
+    return graph if len(updates) == len(graph.updates) else dataclasses.replace(graph, updates=updates)
+
+
+def _of_training(graph: Graph) -> Graph:
+    """The graph without what it computes in inference alone, so that this takes no training form."""
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[training:][:1] if isinstance(node.op, ByMode) else None
+        return inputs[1:] if isinstance(node.op, ByMode) else None
 
-    found = rewrite(graph, replace)
-    updates = {old: new for old, new in found.updates.items() if old is not new}
-    return rewrite(dataclasses.replace(found, updates=updates), lambda b, node, inputs: None)
+    return rewrite(graph, replace) if any(isinstance(node.op, ByMode) for node in graph.nodes) else graph
 
 
 def training_form(graph: Graph) -> Graph:
@@ -76,7 +80,7 @@ def training_form(graph: Graph) -> Graph:
     Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
     `random_state` (STATE, uint64[2]) that changes each step.
     """
-    training = _Training()
+    training, graph = _Training(), _of_training(graph)
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         training.builder = b

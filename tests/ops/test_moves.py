@@ -19,7 +19,7 @@ from tests.sweep.table import ENTRIES
 
 CODES = DTYPES["float8_e4m3fn"]
 MOVING = {
-    "reshape", "bitcast", "transpose", "slice", "broadcast", "stop_gradient", "straight_through",
+    "reshape", "bitcast", "transpose", "slice", "broadcast", "stop_gradient", "straight_through", "by_mode",
     "concat", "unstack", "gather", "gather_elements",
 }  # fmt: skip
 
