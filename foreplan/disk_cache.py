@@ -234,13 +234,14 @@ def _check(found: os.stat_result) -> None:
 def _make_room() -> None:
     """Once in a process: remove own files that killed processes have left and, if there is too much, the oldest."""
     with _opened() as folder, os.scandir(folder) as entries:
-        files = sorted(
-            (found.st_mtime, found.st_size, entry.name)
-            for entry in entries
-            if _OWN.fullmatch(entry.name) and stat.S_ISREG((found := entry.stat(follow_symlinks=False)).st_mode)
-        )
+        files = []
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process has ended what it had under way
+                found = entry.stat(follow_symlinks=False)
+                if _OWN.fullmatch(entry.name) and stat.S_ISREG(found.st_mode):
+                    files.append((found.st_mtime, found.st_size, entry.name))
         excess = sum(size for _, size, _ in files) - _LIMIT
-        for made, size, name in files:
+        for made, size, name in sorted(files):
             if excess > 0 or (name.endswith(_UNFINISHED) and made < time.time() - _FORSAKEN):
                 with contextlib.suppress(FileNotFoundError):  # another process makes room too
                     os.unlink(name, dir_fd=folder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
     monkeypatch.setattr(disk_cache, "_make_room", disk_cache._make_room.__wrapped__)  # each time
     return tmp_path / "kept"
+
+
+def test_files_may_go_while_room_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process releases its lock in the moment between the list and what is asked of each file."""
+    disk_cache.keep(NAMES[0], b"content")
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def listed(opened: int) -> Iterator[list[os.DirEntry[str]]]:
+        lock = folder / f"{NAMES[1]}.lock.tmp"
+        lock.touch()
+        with scan(opened) as entries:
+            found = list(entries)
+        lock.unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", listed)
+    disk_cache.keep(NAMES[2], b"content")
+    monkeypatch.undo()
+    assert not capsys.readouterr().err and {NAMES[0], NAMES[2]} <= set(os.listdir(folder))
 
 
 def test_what_was_made_first_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
