@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -92,10 +91,3 @@ class Call:
         """Numbers that every step draws anew."""
         state, stream = self.reader.random_stream()
         return self.wrap(self.b.apply(Random(distribution, tuple(shape), dtype, stream, **attributes), state))
-
-    def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What PyTorch itself computes of things that are known, as arrays."""
-        import torch
-
-        given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in args]
-        return array_of(function(*given, **kwargs))

@@ -40,8 +40,6 @@ def programs(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[
     """
     with in_mode(module, True):
         training = _exported(module, example, kwargs)
-    if not any(hasattr(part, "training") for part in module.modules()):
-        return {True: training}
     with in_mode(module, False):
         inference = _exported(module, example, kwargs)
     return {True: training} if _same(training, inference) else {True: training, False: inference}
@@ -57,7 +55,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
     except UnsupportedError:
         raise
     except Exception as error:  # another project's code may raise anything
-        raise ModelError(f"PyTorch cannot export {name}: {_cause(error)}") from error
+        raise ModelError(f"PyTorch cannot export {name}: {cause(error)}") from error
 
 
 @contextlib.contextmanager
@@ -85,7 +83,7 @@ def _gradients_in_python() -> Iterator[None]:
             return before.__get__(None, cls)(*args, **kwargs)
         raise UnsupportedError(
             f"the gradient of {cls.__qualname__}, a torch.autograd.Function, is Python code that no graph holds; write "
-            "it with detach() (x + (y - x).detach() passes the gradient straight through), or as fp.custom_gradient"
+            "it with detach(): x + (y - x).detach() passes the gradient straight through"
         )
 
     function.apply = classmethod(apply)
@@ -151,7 +149,7 @@ def _counting(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return {node for node in found if all(user.op == "output" or user in found for user in node.users)}
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The line that says most: of the exception that began it."""
     while error.__cause__ is not None:
         error = error.__cause__

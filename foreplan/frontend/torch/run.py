@@ -200,9 +200,7 @@ class Run:
         kwargs: dict[str, Any],
         written: Sequence[Any],
     ) -> Any:
-        place = None
-        if written:
-            (place,) = _places(node)
+        place = written[0] if written else None
         kwargs = {key: value for key, value in kwargs.items() if key not in _PLACES}
         call = Call(self.reader, name, node.meta.get("val"), self.training)
         result = self._called(call, known, args, kwargs)
@@ -312,10 +310,8 @@ class Run:
 
         outside = [each for each in node.args if not (isinstance(each, torch.fx.Node) and each.op == "get_attr")]
         outside = outside[len(outside) - len(given) :]
+        results = self._region_of(body, given)
         holders = [each for each in body.graph.nodes if each.op == "placeholder"]
-        for holder, content in zip(holders, given, strict=True):
-            self.places[holder] = content
-        results = self.graph(body.graph, body)
         for holder, content, place in zip(holders, given, outside):
             if self.places[holder] is not content and isinstance(place, torch.fx.Node):
                 new = self.places[holder]

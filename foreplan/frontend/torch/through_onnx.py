@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from foreplan.arguments import names_in, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.onnx import from_onnx
+from foreplan.frontend.torch.exporting import cause, in_mode
 from foreplan.frontend.torch.onnx_repairs import draws, with_dropouts, without_false_biases
 from foreplan.graph import Graph, Kind
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
@@ -101,13 +102,13 @@ def _as_onnx(
     torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[str, Any], training: bool
 ) -> onnx.ModelProto:
     try:
-        with _in_mode(module, training), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with in_mode(module, training), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False)
             _name_apart(program.model.graph)
             return cast("onnx.ModelProto", program.model_proto)
     except Exception as error:  # another project's code may raise anything
-        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
+        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {cause(error)}") from error
 
 
 def _name_apart(graph: Any) -> None:
@@ -118,24 +119,3 @@ def _name_apart(graph: Any) -> None:
             if value.name in graph.initializers:
                 value.name = next(name for i in itertools.count(1) if (name := f"{value.name}_{i}") not in taken)
                 taken.add(value.name)
-
-
-@contextlib.contextmanager
-def _in_mode(module: Any, training: bool) -> Iterator[None]:
-    """The module in evaluation mode as a whole; or in training mode, if it is not already: its parts may differ."""
-    modes = {part: part.training for part in module.modules()}
-    try:
-        if not training or not module.training:
-            module.train(training)
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
-def _cause(error: BaseException) -> str:
-    """The line that says most: of the exception that began it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

@@ -14,7 +14,7 @@ from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
-from foreplan.ops.expr import Const, Expr, call, cast, clip, erf, exp, log, relu, sigmoid, tanh, where
+from foreplan.ops.expr import Const, Expr, as_expr, call, cast, clip, erf, exp, log, relu, sigmoid, tanh, where
 from foreplan.ops.marks import StopGradient
 
 
@@ -197,14 +197,8 @@ def numbers(c: Call, name: str, fn: Callable[..., Any], *operands: Any, dtype: D
     given = [_as_operand(c, x, wanted) for x in operands]
     if not any(isinstance(x, Tensor) for x in given):
         given[0] = c.tensor(given[0], wanted)
-    found = apply(name, lambda *args: cast(_expr(fn(*args)), wanted), *given)
+    found = apply(name, lambda *args: cast(as_expr(fn(*args)), wanted), *given)
     return broadcast(found, c.shape)
-
-
-def _expr(found: Any) -> Expr:
-    from foreplan.ops.expr import as_expr
-
-    return as_expr(found)
 
 
 def _as_operand(c: Call, x: Any, wanted: DType) -> Any:
@@ -221,10 +215,6 @@ def broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x
     found: Any = np.broadcast_to(x, shape)
     return as_tensor(found)
-
-
-def _is_operand(x: Any) -> bool:
-    return isinstance(x, Tensor | np.ndarray | int | float) and not isinstance(x, str)
 
 
 # Arguments of these by place are numbers that shape the function, and no operands.
