@@ -12,9 +12,10 @@ import numpy as np
 from foreplan.errors import SessionError
 from foreplan.files import open_atomically
 from foreplan.graph import Kind
+from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
-from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
+from foreplan.runtime.matching import AS_THEY_ARE, NO_MODULE, Loaded, Names, Wanted, match
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.once import first_alone
@@ -103,6 +104,7 @@ def load_checkpoint(
     names: Names = AS_THEY_ARE,
     begun: Callable[[], None] = lambda: None,
     digests: Digests | None = None,
+    origin: ModuleOrigin = NO_MODULE,
 ) -> tuple[Loaded, bool]:
     """Read a checkpoint into the stored values with little further memory: all that is wanted, or nothing if anything
     in the file is wrong.
@@ -116,6 +118,7 @@ def load_checkpoint(
         begun: called after all checks, before the first value is written.
         digests: note what is read, and know the ranks, all of which call this; None: there is one. A stage passes over
             what other stages keep.
+        origin: of the model, whose other names a file may have.
 
     Returns:
         What was read, and whether the file had everything that the program keeps from step to step.
@@ -132,7 +135,7 @@ def load_checkpoint(
         wanted = [Wanted(key, slot.operand.type.dtype.name, slot.operand.type.shape) for key, slot in slots.items()]
         passed = (_state_in(file) | {_key(slot) for slot in _kept(program)} | others) - slots.keys()
         entries = {name: entry for name, entry in file.entries.items() if name not in passed}
-        found, loaded = match(path, program.model, entries, wanted, names, strict)
+        found, loaded = match(path, program.model, entries, wanted, names, strict, origin)
         begun()
         for key, each in found.items():
             read = partial(each.entry.read, transposed=each.transposed)

@@ -14,6 +14,7 @@ from foreplan.arguments import choice, flag, path_of
 from foreplan.errors import SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.graph.adapter import AdapterZero
+from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.runtime.averages import averages_of, exchanged, keeps_averages, read_averages
@@ -98,7 +99,8 @@ class Kept:
         the norms of what was read.
 
         With any of the arguments below, only parameters and buffers are read: the optimizer's state, the step count and
-        the random state stay as they are. PyTorch's `num_batches_tracked` is passed over.
+        the random state stay as they are. PyTorch's `num_batches_tracked` is
+        passed over where the session has none, and stays as it is where the file has none.
 
         Args:
             path: of the checkpoint, or of the index (`….safetensors.index.json`) of one in several files.
@@ -134,7 +136,7 @@ class Kept:
             digests = Digests(self._world, self.program.of_stage)
             with together(self._world, "what they load") as facts:
                 loaded, whole = load_checkpoint(
-                    text, self.program, self._stored, state, strict, names, self._load_begun, digests
+                    text, self.program, self._stored, state, strict, names, self._load_begun, digests, self._origin
                 )
                 facts["the number of steps"] = None if self.program.step_count is None else self._updates
             digests.agree("what they have loaded")
@@ -149,7 +151,9 @@ class Kept:
             return loaded
 
     def state_dict(self, *, ema: bool = False, merged: bool = False) -> dict[str, np.ndarray]:
-        """Copies of the model's own values by name: weights, trained and frozen ones, and running statistics.
+        """Copies of the model's own values by name: weights, trained and frozen ones, and running statistics. For a
+        model that came from a PyTorch module, all that the module's own `state_dict` has: tied weights by each of their
+        names, and constant buffers. A session of a plan file knows none of these.
 
         Args:
             ema: trained weights are the averages that the optimizer keeps (`optim.AdamW(ema=0.999)`). Before the first
@@ -166,11 +170,19 @@ class Kept:
             state = {slot.name: self.stored[slot.name] for slot in self.program.tensors if slot.kind in own}
             if ema:
                 state = read_averages(averages_of(self.program, self._stored, self._world), state)
-        if not merged:
-            return state
-        from foreplan.runtime.adapters import merged as without_adapters
+        if merged:
+            from foreplan.runtime.adapters import merged as without_adapters
 
-        return without_adapters(self.program, state)
+            state = without_adapters(self.program, state)
+        return self._origin.completed(state)
+
+    @property
+    def _origin(self) -> ModuleOrigin:
+        """What the module that the model came from has beside what is stored; nothing, if it came from elsewhere."""
+        found: object = self._graphs[0]
+        while isinstance(found, Graph):  # a model with adapters came from one without them
+            found = found.origin
+        return found if isinstance(found, ModuleOrigin) else ModuleOrigin()
 
     @property
     def keeps_averages(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from foreplan.arguments import names_in, shown
 from foreplan.errors import SessionError, UsageError
+from foreplan.graph.origin import ModuleOrigin
 from foreplan.patterns import SEPARATORS, close_names, matches
 from foreplan.runtime.tensor_files import Entry, type_text
 from foreplan.units import listed
@@ -131,7 +132,7 @@ class Names:
         return any(matches(key, pattern) for pattern in self.skip)
 
 
-AS_THEY_ARE = Names()
+AS_THEY_ARE, NO_MODULE = Names(), ModuleOrigin()
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,7 +168,13 @@ class Loaded:
 
 
 def match(
-    path: str, model: str, entries: Mapping[str, Entry], wanted: Iterable[Wanted], names: Names, strict: bool
+    path: str,
+    model: str,
+    entries: Mapping[str, Entry],
+    wanted: Iterable[Wanted],
+    names: Names,
+    strict: bool,
+    origin: ModuleOrigin = NO_MODULE,
 ) -> tuple[dict[str, Match], Loaded]:
     """What a file has for each of a session's values.
 
@@ -179,17 +186,20 @@ def match(
         strict: the file has all values, with their shapes and types, and nothing else; if not, values that it lacks are
             left, other tensors are passed over, a matrix that fits the other way round alone is transposed, and
             floating-point numbers are converted.
+        origin: of the model: a file may have a tied weight by any of its names, and has the constants that the model
+            was computed with.
 
     Raises:
-        SessionError: the file is not as strict demands; or a shape does not fit, it is not clear whether a square
-            matrix is transposed, or the file has nothing of what is wanted.
+        SessionError: the file is not as strict demands, or has other constants; or a shape does not fit, it is not clear
+            whether a square matrix is transposed, or the file has nothing of what is wanted.
         UsageError: a pattern means nothing.
     """
     values = {each.key: each for each in wanted}
     names.check(values)
     renamed, others = names.applied(path, entries)
+    renamed = _untied(path, renamed, origin)
     kept = {key: each for key, each in values.items() if not names.skips(key)}
-    missing = tuple(key for key in kept if key not in renamed)
+    missing = tuple(key for key in kept if key not in renamed and not _is_counter(key, kept))
     foreign = (*(name for name in renamed if name not in values and not _is_counter(name, values)), *others)
     if missing and (strict or len(missing) == len(kept)):
         raise SessionError(f"{path!r} is of another model: it has no {missing[0]!r}{_hint(missing[0], entries)}")
@@ -203,6 +213,26 @@ def match(
         _check_squares(path, kept, found, turned)
     converted = tuple(key for key, each in found.items() if each.entry.dtype != kept[key].dtype)
     return found, Loaded(tuple(found), missing, foreign, turned, converted)
+
+
+def _untied(path: str, entries: Mapping[str, Entry], origin: ModuleOrigin) -> dict[str, Entry]:
+    """A file's tensors without constants, and those of tied weights by the names that are stored.
+
+    Raises:
+        SessionError: a constant is another one than the model was computed with.
+    """
+    found = dict(entries)
+    for name, wanted in origin.constants.items():
+        entry = found.pop(name, None) if name not in origin.aliases else found.get(name)
+        if entry is not None and not entry.holds(wanted):
+            raise SessionError(
+                f"{path!r} has another {name!r} than the module, whose {type_text(wanted.dtype.name, wanted.shape)} "
+                "the model was computed with: load it into the module first, and import that"
+            )
+    for name, own in origin.aliases.items():
+        if name in found:
+            found.setdefault(own, found.pop(name))
+    return found
 
 
 def _fitting(path: str, value: Wanted, entry: Entry, names: Names, strict: bool) -> Match:

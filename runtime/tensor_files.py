@@ -53,6 +53,14 @@ class Entry:
     def __str__(self) -> str:
         return type_text(self.dtype, self.shape)
 
+    def holds(self, array: np.ndarray) -> bool:
+        """Whether it is this array: type, shape and every element."""
+        if (self.dtype, self.shape) != (array.dtype.name, array.shape):
+            return False
+        found = np.empty_like(array)
+        self.read(found)
+        return bool(np.array_equal(found, array, equal_nan=array.dtype.kind in "fc"))
+
     def read(self, out: np.ndarray, transposed: bool = False) -> None:
         """Read it into an array of its shape, or of the transposed one, a block at a time.
 

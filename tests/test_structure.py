@@ -83,7 +83,6 @@ ONLY_IN = {
     "llvmlite": ("jit", "runtime"),
     "scipy": (),
     "torch": ("frontend", "runtime"),
-    "onnxscript": ("frontend",),
     "networkx": ("graph", "views"),
     "cupy": ("runtime",),
     "cudnn": ("runtime",),

@@ -8,6 +8,7 @@ from foreplan.errors import UnsupportedError
 from foreplan.export.graph import onnx_graph
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.names import Names
+from foreplan.passes.training import without_marks
 
 if TYPE_CHECKING:
     import onnx
@@ -23,6 +24,7 @@ def model_form(graph: Graph) -> tuple[onnx.ModelProto, Graph]:
     Raises:
         UnsupportedError: a value changes from step to step, or standard ONNX cannot say a node.
     """
+    graph = without_marks(graph)
     if graph.updates:
         name = next(iter(graph.updates)).name
         raise UnsupportedError(

@@ -41,7 +41,13 @@ class View:
 
 
 class Training(Protocol):
-    """What an op may ask for when it takes its training form."""
+    """What an op may ask for when it takes its training form.
+
+    Attributes:
+        ranks: of how many ranks' batches the statistics of a normalisation are.
+    """
+
+    ranks: int
 
     def update(self, stored: Value, new: Value) -> None:
         """Make `new` the content of a stored value for the next step (a running statistic)."""

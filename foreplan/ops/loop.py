@@ -187,6 +187,8 @@ class Loop(Op):
 class _InLoop:
     """The training form of a body's nodes, which have no state."""
 
+    ranks = 1
+
     def update(self, stored: Value, new: Value) -> NoReturn:
         raise UnsupportedError("an op within a loop would update what is stored once a step")
 

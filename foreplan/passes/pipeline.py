@@ -191,7 +191,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     _plain(write_out_loops, Stage.FORWARD, lambda s: not s.loops or s.dtype != FLOAT32),
-    Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
+    Pass(
+        "training_form",
+        Stage.FORWARD,
+        lambda g, s: training_form(g, s.ranks.count if s.shared_statistics and _trains_with_others(s) else 1),
+        _trains,
+        ensures=("training form",),
+    ),
     Pass(
         "sync_batch_norm",
         Stage.FORWARD,

@@ -17,8 +17,8 @@ from foreplan.passes.rewrite import rewrite
 class _Training:
     """What ops ask for while they take their training form; implements `graph.op.Training`."""
 
-    def __init__(self) -> None:
-        self.builder = Builder()
+    def __init__(self, ranks: int) -> None:
+        self.builder, self.ranks = Builder(), ranks
         self.updates: dict[Value, Value] = {}
         self._state: Value | None = None
         self._streams = 0
@@ -74,13 +74,16 @@ def _of_training(graph: Graph) -> Graph:
     return rewrite(graph, replace) if any(isinstance(node.op, ByMode) for node in graph.nodes) else graph
 
 
-def training_form(graph: Graph) -> Graph:
+def training_form(graph: Graph, ranks: int = 1) -> Graph:
     """The graph with every op that behaves differently in training in its training form.
+
+    Args:
+        ranks: of how many ranks' batches batch normalisation will have the statistics (`sync_batch_norm`).
 
     Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
     `random_state` (STATE, uint64[2]) that changes each step.
     """
-    training, graph = _Training(), _of_training(graph)
+    training, graph = _Training(ranks), _of_training(graph)
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         training.builder = b

@@ -137,6 +137,8 @@ def test_batch_norm_differences() -> None:
 
 
 class _Training:
+    ranks = 1
+
     def __init__(self) -> None:
         self.updates: dict[Value, Value] = {}
 

@@ -49,8 +49,8 @@ def test_ten_steps_of_an_imported_backbone_under_a_new_head(frozen: tuple[str, .
         fp.trace(model, fp.spec((4, 3, 9, 9))), fp.losses.mse, fp.optim.SGD(0.1), target=target, freeze=list(frozen)
     )
     session = step.bind()
-    for name in frozen:  # as foreplan has it: frozen normalisation keeps and uses its running statistics
-        getattr(module, name).requires_grad_(False).eval()
+    for name in frozen:
+        getattr(module, name).requires_grad_(False)
     trained = [w for part in (module.stem, module.body, head) for w in part.parameters() if w.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.1)
     rng = np.random.default_rng(0)

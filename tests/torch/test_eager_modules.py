@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
 
 import foreplan as fp  # noqa: E402
 from foreplan.eager import Variant, as_pytorch  # noqa: E402

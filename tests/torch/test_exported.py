@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 from foreplan.errors import UnsupportedError  # noqa: E402
-from foreplan.frontend.torch.exported import from_exported  # noqa: E402
 from foreplan.graph import Graph, Kind  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.exports import example  # noqa: E402
@@ -29,7 +29,7 @@ RATE = 0.05
 @pytest.fixture(scope="module", autouse=True)
 def exporter() -> None:
     """PyTorch's exporter is imported, which takes seconds."""
-    from_exported(nn.Linear(2, 2), torch.randn(1, 2))
+    fp.from_torch(nn.Linear(2, 2), torch.randn(1, 2))
 
 
 class Squares(nn.Module):
@@ -56,7 +56,7 @@ def assert_trains_as_pytorch(
     """Losses agree to 1e-5, and what a step changes to a hundredth of the largest change; a session of the weights."""
     ours, theirs, named = Squares(module), Squares(theirs), dict(kwargs or {})
     before = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
-    graph = from_exported(ours, *args, kwargs=named)
+    graph = fp.from_torch(ours, *args, kwargs=named)
     session = fp.compile(graph, lambda output: output, fp.optim.SGD(RATE), target="numpy").bind()
     optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], RATE)
     for _ in range(steps):
@@ -207,6 +207,10 @@ MEANINGS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
         (torch.randn(4, 3, 6, 6) * 2 + 1,),
     ),
     "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), (torch.randn(5, 4),)),
+    "mean of all batches": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None)),
+        (torch.randn(4, 3, 6, 6) * 2 + 1,),
+    ),
     "training alone": (Deep, (torch.randn(8, 4),)),
 }
 
@@ -219,15 +223,82 @@ def test_what_a_module_means_is_kept(what: str) -> None:
     ours = make()
     theirs = copy.deepcopy(ours)
     session = assert_trains_as_pytorch(ours, theirs, args)
-    graph = from_exported(Squares(ours), *args)
+    graph = fp.from_torch(Squares(ours), *args)
     (found,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds(graph, args, {})).outputs.values()
     with torch.no_grad():
         assert found == pytest.approx(Squares(theirs).eval()(*args).item(), rel=1e-5)
 
 
+class Kept(nn.Module):
+    """What a state_dict may hold: ties, what nothing reads, what is computed with while importing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.idle = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(3, 2)
+        self.b.weight = self.a.weight
+        self.also = self.a
+        self.register_buffer("order", torch.tensor([2, 0, 1, 3]))
+        self.register_buffer("shift", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        self.register_buffer("turn", torch.polar(torch.ones(2), torch.ones(2)))
+        self.register_buffer("passing", torch.ones(4), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        """[N, 4]."""
+        x = self.b(self.a(x)[:, self.order]) + self.shift.exp() + self.passing
+        return x + torch.view_as_real(self.turn).flatten()
+
+
+def test_the_state_of_a_session_is_all_that_the_module_has(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    module, x = Kept(), torch.randn(5, 4)
+    session = fp.compile(fp.from_torch(module, x), fp.losses.mean, fp.optim.AdamW(0.1), target="numpy").bind()
+    for _ in range(2):
+        session.step({"x": x.numpy()})
+    state = session.state_dict()
+    Kept().load_state_dict({name: torch.from_numpy(array) for name, array in state.items()}, strict=True)
+    assert state["b.weight"] is state["a.weight"] or (state["b.weight"] == state["a.weight"]).all()
+    assert (state["idle.weight"] == module.idle.weight.detach().numpy()).all()
+    session.save(tmp_path / "whole.safetensors")
+    session.load(tmp_path / "whole.safetensors")
+    # As other tools write it: a tied weight under one of its names, or under each of them.
+    real = {name: array for name, array in state.items() if array.dtype.kind != "c"}
+    once = {name: array for name, array in real.items() if not name.startswith("also") and name != "a.weight"}
+    for file in (real, once):
+        save_file({**file, "b.weight": state["b.weight"] + 1}, tmp_path / "theirs.safetensors")
+        session.load(tmp_path / "theirs.safetensors")
+    assert (session.state_dict()["also.weight"] == state["a.weight"] + 1).all()
+    save_file({**real, "order": np.array([0, 1, 2, 3])}, tmp_path / "theirs.safetensors")
+    with pytest.raises(
+        fp.SessionError, match=r"another 'order' than the module, whose int64\[4\] the model was computed"
+    ):
+        session.load(tmp_path / "theirs.safetensors")
+
+
+@pytest.mark.parametrize("name", few(list(MODULES), [i for i, name in enumerate(MODULES) if name in SOME]))
+def test_modules_load_the_state_of_a_session_strictly(name: str) -> None:
+    made = example(name)
+    session = fp.compile(fp.from_torch(made.module, *made.inputs), target="numpy").bind()
+    state = session.state_dict()
+    made.module.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()}, strict=True)
+
+
+class Shared(nn.Module):
+    """Two parameters of the same bytes, which are not tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = nn.Parameter(self.a.weight.data)
+
+    def forward(self, x: Any) -> Any:
+        """[N, 4]."""
+        return self.b(self.a(x))
+
+
 def test_nodes_have_the_paths_of_modules_and_the_lines_of_their_code() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    graph = from_exported(module, torch.randn(3, 4))
+    graph = fp.from_torch(module, torch.randn(3, 4))
     scopes = {node.name.partition("/")[0] for node in graph.nodes}
     assert scopes == {"0", "1.0", "1.1"}
     assert all(node.source.startswith(("linear.py:", "activation.py:")) for node in graph.nodes)
@@ -236,7 +307,7 @@ def test_nodes_have_the_paths_of_modules_and_the_lines_of_their_code() -> None:
 
 def test_weights_are_trained_as_one_chooses() -> None:
     module = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
-    kinds = {value.name: value.kind for value in from_exported(module, torch.randn(3, 4), freeze=["1.bias"]).stored}
+    kinds = {value.name: value.kind for value in fp.from_torch(module, torch.randn(3, 4), freeze=["1.bias"]).stored}
     frozen = {name for name, kind in kinds.items() if kind is Kind.FROZEN}
     assert frozen == {"0.weight", "0.bias", "1.bias"} and kinds["1.weight"] is Kind.PARAMETER
 
@@ -273,6 +344,8 @@ class ReversedLayer(nn.Module):
 
 def test_what_cannot_be_kept_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"the gradient of Reversed, a torch\.autograd\.Function"):
-        from_exported(ReversedLayer(), torch.randn(3))
+        fp.from_torch(ReversedLayer(), torch.randn(3))
+    with pytest.raises(UnsupportedError, match=r"'b\.weight' has bytes of 'a\.weight'.*tie them"):
+        fp.from_torch(Shared(), torch.randn(3, 4))
     with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_exported\.py:\d+\): .*depends on data"):
-        from_exported(nn.Sequential(Masked()), torch.randn(3))
+        fp.from_torch(nn.Sequential(Masked()), torch.randn(3))

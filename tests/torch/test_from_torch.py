@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
 
 from torch import nn  # noqa: E402
 
@@ -93,10 +92,7 @@ def test_twenty_steps_have_the_losses_of_pytorch_and_the_weights_come_home(
     home = make()
     session.to_torch(home)
     for (name, ours), theirs in zip(home.state_dict().items(), module.state_dict().values()):
-        if "num_batches" not in name:
-            # ONNX's running variance is that of the batch itself; PyTorch's divides by one less.
-            rtol = 2e-2 if name.endswith("running_var") else 2e-3
-            np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 class Pairs(nn.Module):
@@ -175,16 +171,6 @@ def test_a_module_says_what_is_frozen_and_patterns_have_the_last_word() -> None:
     assert [weight.name for weight in fp.from_torch(module, x, train=["body"], freeze=["*"]).parameters] == [
         *("body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight")
     ]
-
-
-def test_frozen_batch_normalisation_is_noted() -> None:
-    module = Images()
-    for weight in module.body.parameters():
-        weight.requires_grad_(False)
-    (note,) = [each for each in fp.from_torch(module, torch.zeros(2, 3, 9, 9)).notes if "running statistics" in each]
-    assert "body.1.weight" in note and "norm.weight" not in note
-    module.body.eval()
-    assert not fp.from_torch(module, torch.zeros(2, 3, 9, 9)).notes
 
 
 def test_parts_in_evaluation_mode_stay_so_and_the_module_is_left_as_it_was() -> None:
@@ -325,13 +311,20 @@ def test_draws_that_are_read_twice_stay_the_same_draws() -> None:
     """A dropout in the place of one reader would draw others."""
 
     class Marked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
         def forward(self, x: Any) -> Any:
             if not self.training:
                 return x
             kept = torch.empty_like(x).bernoulli_(0.5)
-            return x * (kept / 0.5) + 10 * kept
+            return self.scale * x * (kept / 0.5) + 10 * kept
 
     x = np.ones((16, 8), np.float32)
-    session = fp.compile(fp.from_torch(Marked(), torch.from_numpy(x)), target="numpy").bind()
+    graph = fp.from_torch(Marked(), torch.from_numpy(x))
+    (found,) = fp.compile(graph, target="numpy").bind().step({"x": x}).outputs.values()
+    assert (found == x).all()
+    session = fp.compile(graph, fp.losses.mean, outputs=list(graph.outputs), target="numpy").bind()
     (found,) = session.step({"x": x}).outputs.values()
     assert set(np.unique(found)) == {0.0, 12.0}

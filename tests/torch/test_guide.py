@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,8 +29,7 @@ def test_the_step_has_the_losses_of_the_loop(tmp_path: Path, monkeypatch: pytest
     assert ours["losses"][-1] < 0.7 * ours["losses"][0]
     assert ours["right"] == pytest.approx(theirs["right"], abs=0.02)
     for name, weight in theirs["model"].state_dict().items():
-        if "running_var" not in name and "num_batches" not in name:
-            np.testing.assert_allclose(ours["model"].state_dict()[name], weight, rtol=1e-2, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(ours["model"].state_dict()[name], weight, rtol=1e-2, atol=2e-4, err_msg=name)
     _loads(ours["session"], loads)
 
 
@@ -44,7 +42,7 @@ def _loads(session: Any, code: str) -> None:
     files = (
         {f"module.{name}": array for name, array in arrays.items()},
         renamed,
-        {name: array.astype(np.float16) for name, array in arrays.items() if name != "8.bias"},
+        {name: a.astype(np.float16) if a.dtype.kind == "f" else a for name, a in arrays.items() if name != "8.bias"},
     )
     lines = code.strip().splitlines()
     assert len(lines) == len(files)

@@ -1,15 +1,8 @@
-"""PyTorch modules → Graph. Importing this package does not import `torch`.
+"""PyTorch modules → Graph, by the graph that `torch.export` gives, before any decomposition.
 
-There are two roads until the second has all that the first has: then `from_torch` takes it, and the first goes.
+Importing this package does not import `torch`.
 
-Through PyTorch's ONNX exporter, which loses what ONNX cannot say: `detach`, names of modules, buffers that are written:
-
-    through_onnx.py  `from_torch`
-    onnx_repairs.py  what the exporter writes, put as the module means it
-
-Through the graph that `torch.export` gives, before any decomposition:
-
-    exported.py   `from_exported`
+    importer.py   `from_torch`
     exporting.py  the module's programs, in training mode and in evaluation mode
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn
@@ -20,6 +13,6 @@ Through the graph that `torch.export` gives, before any decomposition:
     table.py      the table of ATen ops, which the modules of `ops/` fill
 """
 
-from foreplan.frontend.torch.through_onnx import from_torch
+from foreplan.frontend.torch.importer import from_torch
 
 __all__ = ["from_torch"]

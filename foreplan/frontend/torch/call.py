@@ -28,6 +28,9 @@ class Source(Protocol):
     def is_stored(self, tensor: Any) -> bool:
         """Whether a known tensor is kept under a name of its own: a parameter, or a buffer that lasts, of floats."""
 
+    def fold(self, tensor: Any) -> None:
+        """A known tensor is computed with while importing."""
+
     def stored_tensor(self, tensor: Any) -> Tensor | None:
         """A parameter or lasting buffer of floats as a tensor of the graph; None for any other tensor."""
 

@@ -50,7 +50,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
 
     name = type(module).__name__
     try:
-        with _quiet(), _gradients_in_python():
+        with _quiet(), _gradients_in_python(), _means_of_all_batches(module):
             return torch.export.export(module, example, dict(kwargs), strict=False)
     except UnsupportedError:
         raise
@@ -91,6 +91,41 @@ def _gradients_in_python() -> Iterator[None]:
         yield
     finally:
         function.apply = before
+
+
+@contextlib.contextmanager
+def _means_of_all_batches(module: torch.nn.Module) -> Iterator[None]:
+    """While the body runs, batch normalisation with momentum=None, which asks for its count of batches as a number that
+    no export has, computes with the count as a tensor.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    def patched(norm: Any) -> Any:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if not norm.training:
+                return type(norm).forward(norm, x)
+            norm._check_input_dim(x)
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            with torch.no_grad():
+                norm.num_batches_tracked.add_(1)
+                moments = (norm.running_mean, x.mean(axes)), (norm.running_var, x.var(axes))
+                for kept, new in moments:
+                    kept.add_((new - kept) / norm.num_batches_tracked)
+            return torch.nn.functional.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+
+        return forward
+
+    import torch
+
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    found = [each for each in norms if each.momentum is None and each.track_running_stats]
+    try:
+        for norm in found:
+            norm.forward = patched(norm)
+        yield
+    finally:
+        for norm in found:
+            del norm.forward
 
 
 @contextlib.contextmanager

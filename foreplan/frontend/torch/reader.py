@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.torch.run import Run, writes
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Array, Graph, Kind, RandomSeed, TensorType, Value, as_dtype
+from foreplan.graph.origin import ModuleOrigin
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import ByMode
 from foreplan.patterns import Selection
@@ -47,7 +49,10 @@ class Reader:
             if id(tensor) in self._parameters or name in lasting:
                 self._named.setdefault(id(tensor), (name, tensor))
         self.names = {**parameters, **buffers}
+        self._lasting = {name: each for name, each in lasting.items() if hasattr(each, "is_floating_point")}
+        self._folded: set[int] = set()
         own = dict(self._named.values())
+        self._check_memory(own)
         weights = [name for name, tensor in own.items() if id(tensor) in self._parameters]
         trainable = {name: name in weights and tensor.is_floating_point() for name, tensor in own.items()}
         self._chosen = selection.chosen(trainable, weights) if selection else {}
@@ -57,10 +62,36 @@ class Reader:
 
     # Stored tensors.
 
+    def _check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Refuse weights that are trained and lie in the bytes of other tensors: a step would change both.
+
+        Raises:
+            UnsupportedError: there is one.
+        """
+        ends: list[tuple[int, int, str, bool]] = []
+        for name, tensor in tensors.items():
+            if tensor.numel() and tensor.device.type != "meta":
+                span = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
+                start = tensor.data_ptr()
+                ends.append((start, start + span * tensor.element_size(), name, tensor.requires_grad))
+        end, last, trained = 0, "", False
+        for start, stop, name, learns in sorted(ends):
+            if start < end and (learns or trained):
+                raise UnsupportedError(
+                    f"{name!r} has bytes of {last!r}, and a step of PyTorch changes both: tie them as one parameter "
+                    f"(module.{name} = module.{last}), or give one a clone()"
+                )
+            if stop > end:
+                end, last, trained = stop, name, learns
+
     def is_stored(self, tensor: Any) -> bool:
         """Whether a known tensor is kept under a name of its own: a parameter, or a buffer that lasts, of floats."""
         found = self._named.get(id(tensor))
         return found is not None and (id(tensor) in self._parameters or id(tensor) in self._stored)
+
+    def fold(self, tensor: torch.Tensor) -> None:
+        """A known tensor is computed with while importing: that it has another content later would change nothing."""
+        self._folded.add(id(tensor))
 
     def stored_tensor(self, tensor: torch.Tensor) -> Tensor | None:
         """A parameter or lasting buffer of floats as a tensor of the graph; None for any other tensor."""
@@ -184,7 +215,23 @@ class Reader:
                 following[self._random_state] = elementwise(
                     b, lambda s, d: s + d, self._random_state, one, name="next_random_state"
                 )
-            return b.finish({name: y.value for name, y in outputs.items()}, following)
+            origin = self._origin()
+            graph = b.finish({name: y.value for name, y in outputs.items()}, following)
+        return dataclasses.replace(graph, origin=origin)
+
+    def _origin(self) -> ModuleOrigin:
+        """What checkpoints of the module hold beside what is stored. What no op reads is stored too."""
+        aliases, constants = dict[str, str](), dict[str, np.ndarray]()
+        for name, tensor in self._lasting.items():
+            is_float = id(tensor) in self._parameters or tensor.is_floating_point()
+            if id(tensor) in self._folded or not (is_float or id(tensor) in self._stored):
+                constants[name] = array_of(tensor).copy()
+                if id(tensor) not in self._stored:
+                    continue
+            own = self.store(tensor).value.name
+            if name != own:
+                aliases[name] = own
+        return ModuleOrigin(aliases, constants)
 
     def _by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
         if inference.value is training.value:

@@ -159,6 +159,8 @@ class Run:
         leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor | torch.Tensor | Pair)]
         is_known = not any(isinstance(x, Tensor | Pair) for x in leaves)
         if is_known and not (known is not None and known.draws) and self._may_fold(node, leaves):
+            for each in leaves:
+                self.reader.fold(each)
             return self._folded(node, target, args, kwargs, known)
         if is_complex(leaves, node.meta.get("val")):
             call = Call(self.reader, name, node.meta.get("val"), self.training)

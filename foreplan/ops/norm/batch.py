@@ -117,7 +117,7 @@ class BatchNorm(ChannelNorm):
             return None
         x, scale, bias, *running = inputs
         y, *batch = b.node(BatchNormTrain(self.epsilon), x, scale, bias)
-        keep, count = self.momentum, x.type.size // max(1, x.shape[1])
+        keep, count = self.momentum, training.ranks * (x.type.size // max(1, x.shape[1]))
         spread = count / max(1, count - 1) if self.unbiased else 1.0
 
         def follow(old: Value, new: Value, share: float) -> Value:

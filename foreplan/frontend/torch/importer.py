@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def from_exported(
+def from_torch(
     module: torch.nn.Module,
     *example: Any,
     kwargs: Mapping[str, Any] | None = None,
@@ -45,6 +45,6 @@ def from_exported(
 
     torch = torch_here()
     if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"from_exported takes a torch.nn.Module, and was given {shown(module)}")
+        raise UsageError(f"from_torch takes a torch.nn.Module, and was given {shown(module)}")
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     return Reader(module, selection).graph(programs(module, example, dict(kwargs or {})))

@@ -1,0 +1,26 @@
+"""What a graph remembers of the PyTorch module that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleOrigin:
+    """What a module's `state_dict` holds beside the graph's stored values.
+
+    Attributes:
+        aliases: further names of stored values, which the module ties: that name → the stored value's.
+        constants: contents that the graph was computed with, by name: to load others would change nothing.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def completed(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The contents of stored values with those of all other names that the module has."""
+        tied = {name: state[own] for name, own in self.aliases.items() if own in state}
+        return {**{name: array.copy() for name, array in self.constants.items()}, **state, **tied}
