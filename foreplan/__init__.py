@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from foreplan import models, planner
     from foreplan.api import compile, differentiate, evaluation, inference, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
-    from foreplan.frontend import from_onnx, from_torch, losses, metrics, nn, scan, spec, trace
+    from foreplan.frontend import from_onnx, losses, metrics, nn, scan, spec, trace
     from foreplan.frontend.nn import gradient, stop_gradient, straight_through
+    from foreplan.modules import from_torch
     from foreplan.passes import optimizer as optim
     from foreplan.passes.choose_trained import frozen
     from foreplan.passes.lora import lora
@@ -58,7 +59,7 @@ _HOME = {
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
-    "from_torch": "foreplan.frontend",
+    "from_torch": "foreplan.modules",
     "gradient": "foreplan.frontend.nn",
     "stop_gradient": "foreplan.frontend.nn",
     "straight_through": "foreplan.frontend.nn",

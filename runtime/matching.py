@@ -190,8 +190,8 @@ def match(
             was computed with.
 
     Raises:
-        SessionError: the file is not as strict demands, or has other constants; or a shape does not fit, it is not clear
-            whether a square matrix is transposed, or the file has nothing of what is wanted.
+        SessionError: the file is not as strict demands, or has other constants; or a shape does not fit, it is not
+            clear whether a square matrix is transposed, or the file has nothing of what is wanted.
         UsageError: a pattern means nothing.
     """
     values = {each.key: each for each in wanted}

@@ -82,7 +82,7 @@ ONLY_IN = {
     "safetensors": ("runtime",),
     "llvmlite": ("jit", "runtime"),
     "scipy": (),
-    "torch": ("frontend", "runtime"),
+    "torch": ("frontend", "runtime", "foreplan"),
     "networkx": ("graph", "views"),
     "cupy": ("runtime",),
     "cudnn": ("runtime",),

@@ -1,7 +1,7 @@
 """Models from outside become graphs here, and only here.
 
     onnx/       `from_onnx`: an ONNX file → Graph; one translation for each ONNX op
-    torch/      `from_torch`: a PyTorch module → Graph
+    torch/      a PyTorch module → Graph, which `foreplan.from_torch` holds against PyTorch
     tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor`, `Spec` and `scan`
     nn/         layers and functions of neural networks, for traced functions
     losses/     losses, as traced functions that are added to a finished model
@@ -19,21 +19,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foreplan.frontend import losses, metrics, nn
     from foreplan.frontend.onnx import from_onnx
-    from foreplan.frontend.torch import from_torch
     from foreplan.frontend.tracing import Spec, Tensor, scan, spec, trace
 
 _HOME = {
     "Spec": "tracing",
     "Tensor": "tracing",
     "from_onnx": "onnx",
-    "from_torch": "torch",
     "scan": "tracing",
     "spec": "tracing",
     "trace": "tracing",
 }
 _MODULES = ("losses", "metrics", "nn")
 
-__all__ = ["Spec", "Tensor", "from_onnx", "from_torch", "losses", "metrics", "nn", "scan", "spec", "trace"]
+__all__ = ["Spec", "Tensor", "from_onnx", "losses", "metrics", "nn", "scan", "spec", "trace"]
 
 
 def __getattr__(name: str) -> Any:

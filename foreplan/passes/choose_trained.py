@@ -75,10 +75,15 @@ def frozen(graph: Graph) -> Graph:
         UsageError: it is no Graph.
     """
     instance("a model", graph, Graph, "such as from_onnx(path) gives")
+    graph = without_weights(graph, [value.name for value in schemes(graph)])
+    weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}
+    return in_inference(with_values(graph, weights))
+
+
+def in_inference(graph: Graph) -> Graph:
+    """A model that computes in training what it computes in inference."""
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs[:1] if isinstance(node.op, Dropout | ByMode) else None
 
-    graph = without_weights(graph, [value.name for value in schemes(graph)])
-    weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}
-    return freeze_statistics(rewrite(with_values(graph, weights), replace), everywhere=True)
+    return freeze_statistics(rewrite(graph, replace), everywhere=True)

@@ -1,8 +1,15 @@
-"""torchvision, which references for the zoo's models import, beside a PyTorch that its operators were not built for."""
+"""Modules are imported unchecked, where nothing is said: most tests hold them against PyTorch themselves.
+
+And torchvision, which references for the zoo's models import, beside a PyTorch that its operators were not built for.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+
+import pytest
+
+from foreplan import modules
 
 if importlib.util.find_spec("torchvision") is not None:
     import torch
@@ -12,3 +19,9 @@ if importlib.util.find_spec("torchvision") is not None:
     except RuntimeError:  # its operators for detection are not there, and no test calls them: to declare them is enough
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test says `check=True`."""
+    monkeypatch.setattr(modules, "MOST_CHECKED", 0)

@@ -312,6 +312,37 @@ def test_weights_are_trained_as_one_chooses() -> None:
     assert frozen == {"0.weight", "0.bias", "1.bias"} and kinds["1.weight"] is Kind.PARAMETER
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.Dropout(0.4), nn.Dropout(1.0), nn.Dropout(0.0), nn.Dropout1d(0.4), nn.Dropout2d(0.4), nn.Dropout3d(0.4)),
+        *(nn.AlphaDropout(0.4), nn.FeatureAlphaDropout(0.4), nn.RReLU(0.1, 0.9)),
+    ],
+    ids=str,
+)
+def test_what_training_draws_is_pytorchs_on_average_and_nothing_in_inference(layer: Any) -> None:
+    """Mean and spread of an element over many draws, beside PyTorch's."""
+    x = torch.randn(4, 3, *[2] * (3 if "3d" in str(layer) else 2 if "2d" in str(layer) else 1))
+    module, steps = nn.Sequential(layer, nn.Conv1d(3, 3, 1, bias=False)) if x.ndim == 3 else nn.Sequential(layer), 400
+    if x.ndim == 3:  # something that can be trained, and changes nothing
+        nn.init.dirac_(module[1].weight)
+    graph = fp.from_torch(module, x)
+    (found,) = fp.compile(graph, target="numpy").bind().step({"input": x.numpy()}).outputs.values()
+    np.testing.assert_allclose(found, module.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+    if x.ndim != 3:
+        return
+    session = fp.compile(graph, fp.losses.mean, None, outputs=list(graph.outputs), target="numpy").bind(seed=1)
+    ours = np.array([session.step({"input": x.numpy()}).outputs["output"] for _ in range(steps)], np.float64)
+    torch.manual_seed(1)
+    theirs = torch.stack([layer.train()(x) for _ in range(10 * steps)]).double().numpy()
+    spread = theirs.std(0)
+    assert (abs(ours.mean(0) - theirs.mean(0)) <= 6 * spread / steps**0.5 + 1e-4).all()
+    assert (abs(ours.std(0) - spread) <= 0.3 * spread + 1e-4).all()
+    if (spread > 1e-3).all():  # whether elements of a channel share a draw
+        mine, wanted = (np.corrcoef(drawn.reshape(len(drawn), -1).T) for drawn in (ours, theirs))
+        assert abs(mine - wanted).max() < 0.3
+
+
 class Reversed(torch.autograd.Function):
     """What domain adaptation trains through."""
 

@@ -2,7 +2,7 @@
 
 Importing this package does not import `torch`.
 
-    importer.py   `from_torch`
+    importer.py   a module → Graph
     exporting.py  the module's programs, in training mode and in evaluation mode
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn
@@ -10,9 +10,6 @@ Importing this package does not import `torch`.
     pairs.py      complex numbers
     call.py       one call of an op, as its handler sees it
     known.py      tensors whose content is known while importing
+    beside.py     one pass of PyTorch itself, to hold a graph against
     table.py      the table of ATen ops, which the modules of `ops/` fill
 """
-
-from foreplan.frontend.torch.importer import from_torch
-
-__all__ = ["from_torch"]

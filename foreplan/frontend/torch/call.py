@@ -12,6 +12,7 @@ from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Builder, DType, Value, as_dtype
+from foreplan.ops.marks import ByMode
 from foreplan.ops.random import Random
 
 
@@ -89,6 +90,10 @@ class Call:
     def values(self, *xs: Any, dtype: DType | None = None) -> list[Value | None]:
         """Several; None stays None."""
         return [None if x is None else self.value(x, dtype) for x in xs]
+
+    def by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
+        """What inference gives, and what training does."""
+        return self.wrap(self.b.apply(ByMode(), inference.value, training.value))
 
     def random(self, distribution: str, shape: Sequence[int], dtype: DType, **attributes: float) -> Tensor:
         """Numbers that every step draws anew."""

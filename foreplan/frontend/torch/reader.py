@@ -180,15 +180,9 @@ class Reader:
         from torch.utils import _pytree as pytree
 
         spec = program.call_spec.out_spec
-        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-        taken: set[str] = set()
-        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        for name, leaf in named_leaves(pytree.tree_unflatten(list(range(spec.num_leaves)), spec)):
             if isinstance(result := results[leaf], Tensor | torch.Tensor | np.ndarray):
-                name = ".".join(re.sub(r"[\[\]'.\"]", "", str(key)) for key in path) or "output"
-                name = f"output.{name}" if name.isdigit() else name
-                free = next(each for i in itertools.count() if (each := name if not i else f"{name}_{i}") not in taken)
-                taken.add(free)
-                yield free, result if isinstance(result, Tensor) else self.of_known(result)
+                yield name, result if isinstance(result, Tensor) else self.of_known(result)
 
     def of_known(self, tensor: Any) -> Tensor:
         """A known tensor as one of the graph."""
@@ -237,3 +231,16 @@ class Reader:
         if inference.value is training.value:
             return training
         return self.tracer.wrap(self.tracer.at().apply(ByMode(), inference.value, training.value))
+
+
+def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """What a module gives, by the fields, keys and places that lead to it: `logits`, `output.0`, `aux.1`."""
+    from torch.utils import _pytree as pytree
+
+    taken: set[str] = set()
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        name = ".".join(re.sub(r"[\[\]'.\"]", "", str(key)) for key in path) or "output"
+        name = f"output.{name}" if name.isdigit() else name
+        free = next(each for i in itertools.count() if (each := name if not i else f"{name}_{i}") not in taken)
+        taken.add(free)
+        yield free, leaf

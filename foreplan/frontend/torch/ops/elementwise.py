@@ -139,7 +139,6 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "selu": lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805),
     "gelu": _gelu,
     "leaky_relu": lambda x, slope=0.01: where(x > 0.0, x, x * slope),
-    "rrelu": lambda x, low=1 / 8, high=1 / 3, training=False: where(x > 0.0, x, x * ((low + high) / 2)),
     "threshold": lambda x, at, value: where(x > at, x, value),
     "hardtanh": lambda x, low=-1.0, high=1.0: clip(x, low, high),
     "hardsigmoid": lambda x: clip(x / 6.0 + 0.5, 0.0, 1.0),

@@ -19,11 +19,11 @@ from foreplan.ops.expr import call, cast, log, where
 
 @aten("dropout", "native_dropout", draws=True)
 def _dropout(c: Call, x: Any, p: float, train: bool) -> Any:
-    return _dropped(c.tensor(x), p) if train else c.tensor(x)
+    return _dropped(c, c.tensor(x), p) if train else c.tensor(x)
 
 
-def _dropped(x: Tensor, p: float) -> Tensor:
-    return x * 0.0 if p == 1 else nn.dropout(x, p)
+def _dropped(c: Call, x: Tensor, p: float) -> Tensor:
+    return c.by_mode(x, x * 0.0) if p == 1 else nn.dropout(x, p)
 
 
 @aten("feature_dropout", draws=True)
@@ -32,13 +32,13 @@ def _feature_dropout(c: Call, x: Any, p: float, train: bool) -> Any:
     tensor = c.tensor(x)
     if not train or not p:
         return tensor
-    return tensor * _channels(tensor, p)
+    return tensor * _channels(c, tensor, p)
 
 
-def _channels(x: Tensor, p: float) -> Tensor:
+def _channels(c: Call, x: Tensor, p: float) -> Tensor:
     """Ones of which dropout takes some, an entry for each item and channel."""
     ones = as_tensor(np.ones((*x.shape[:2], *[1] * (x.ndim - 2)), x.dtype))
-    return _dropped(ones, p)
+    return _dropped(c, ones, p)
 
 
 @aten("alpha_dropout", "feature_alpha_dropout", draws=True)
@@ -50,10 +50,22 @@ def _alpha_dropout(c: Call, x: Any, p: float, train: bool) -> Any:
     bound = -1.7580993408473766
     a = (1 / np.sqrt((bound**2 * p + 1) * (1 - p))).item()
     if c.name.startswith("feature"):
-        kept = _channels(tensor, p)
+        kept = _channels(c, tensor, p)
     else:
-        kept = _dropped(as_tensor(np.ones(tensor.shape, tensor.dtype)), p)
-    return numbers(c, "alpha_dropout", lambda x, k: where(k > 0.0, x, bound) * a - a * bound * p, tensor, kept)
+        kept = _dropped(c, as_tensor(np.ones(tensor.shape, tensor.dtype)), p)
+    noisy = numbers(c, "alpha_dropout", lambda x, k: where(k > 0.0, x, bound) * a - a * bound * p, tensor, kept)
+    return c.by_mode(tensor, noisy)
+
+
+@aten("rrelu", draws=True)
+def _rrelu(c: Call, x: Any, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, *_: Any) -> Tensor:
+    """The slope below zero is drawn anew in training, and is the middle of the two in inference (Xu et al. 2015)."""
+    tensor = c.tensor(x)
+    usual = numbers(c, "rrelu", lambda x: where(x > 0.0, x, x * ((low + high) / 2)), tensor)
+    if not training:
+        return usual
+    slope = c.random("uniform", tensor.shape, FLOAT32, low=low, high=high)
+    return c.by_mode(usual, numbers(c, "rrelu", lambda x, s: where(x > 0.0, x, x * s), tensor, slope))
 
 
 @aten("rand", "rand_like", "uniform_", draws=True)
