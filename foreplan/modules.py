@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,14 +86,15 @@ def check_beside_torch(
     rng = np.random.default_rng(0)
     floats = {name: value.shape for name, value in graph.outputs.items() if value.dtype.is_float}
     factors = {
-        name: rng.standard_normal(shape).astype(np.float32) / max(1, np.prod(shape)) ** 0.5
+        name: rng.standard_normal(shape).astype(np.float32) / max(1, prod(shape)) ** 0.5
         for name, shape in floats.items()
     }
     weights = [value.name for value in graph.parameters]
     run = partial(one_pass, module, example, kwargs, weights, factors, training)
     theirs = run()
     ours = _pass_of(graph, example, kwargs, factors)
-    eps: float = max([0.0, *(_epsilon(value) for value in graph.values() if value.dtype.is_float)])
+    epsilons = [_epsilon(value) for value in graph.values() if value.dtype.is_float]
+    eps = max(epsilons, default=0.0)
     errors, allowed = _errors(ours, theirs), dict.fromkeys(_errors(ours, theirs), _ROOTS * eps**0.5)
     if any(errors[name] > allowed[name] for name in errors):
         for _ in range(_NOISE_RUNS):
