@@ -35,6 +35,7 @@ from foreplan.step_graphs import (
     lowered,
     training_settings,
     training_step,
+    weights_as_trained,
 )
 from foreplan.units import parse_budget
 
@@ -133,8 +134,7 @@ def evaluation(
     instance("a model", graph, Graph, A_MODEL)
     chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
-    graph = passes.quantised_weights(passes.choose_trained(graph, selection))
-    return with_metrics(graph if flag("narrow_weights", narrow_weights) else passes.master_weights(graph), loss, chosen)
+    return with_metrics(weights_as_trained(graph, selection, flag("narrow_weights", narrow_weights)), loss, chosen)
 
 
 def plan(

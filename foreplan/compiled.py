@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from foreplan.changes import Rebuild
     from foreplan.explanation import Explanation
     from foreplan.lower.outside import Use
+    from foreplan.runtime.evaluations import Evaluation, Metrics
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.verdict import Verdict
@@ -172,10 +175,30 @@ class Compiled:
             poison=poison,
             capture=capture,
             graphs=(self.model, self.graph if self.update is None else None),
+            evaluation=partial(_evaluation, self),
         )
         if weights is not None:
             session.load(weights, state=False)
         return session
+
+    def evaluation(
+        self, samples: int | None = None, *, outputs: Iterable[str] | None = None, metrics: Metrics = ()
+    ) -> Compiled:
+        """What `Session.evaluate` compiles when it is first called, to look at its memory before.
+
+        It runs in the step's arena, and is planned within it. Beside that it keeps its own constants, the memory of
+        the region `state` of its plan.
+
+        Args:
+            samples: how many it takes at once, along the first axis of the inputs; None: as many as the step.
+            outputs, metrics: see `Session.evaluate`.
+
+        Raises:
+            UsageError, UnsupportedError, DoesNotFitError: see `Session.evaluate`.
+        """
+        from foreplan.evaluating import evaluation_for
+
+        return evaluation_for(self, samples, outputs, metrics)[0]
 
     def save(self, path: str | Path, *, kernels: bool = False) -> None:
         """Write the plan file: everything needed to verify, view and run it, but no weights.
@@ -320,6 +343,15 @@ class Compiled:
             "options": self.options.to_json(),
             "notes": [note for half, _, _ in halves for note in half.notes],
         }
+
+
+def _evaluation(
+    step: Compiled, shapes: Mapping[str, tuple[int, ...]], outputs: Iterable[str] | None, metrics: Metrics
+) -> Evaluation:
+    """What `Session.evaluate` runs."""
+    from foreplan.evaluating import evaluation_of
+
+    return evaluation_of(step, shapes, outputs, metrics)[1]
 
 
 def _convolutions(target: str, tf32: bool) -> tuple[Any, str]:

@@ -19,6 +19,7 @@ from foreplan.passes import Fission
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.ranks import by_pass, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out, stage_step
+from foreplan.patterns import Selection
 from foreplan.rank_options import check_trained, forward_stage_of, ranks_of, storage_of
 
 Watch = Callable[[passes.Ran], None]
@@ -222,6 +223,12 @@ def training_settings(graph: Graph, options: Options) -> passes.Settings:
         loops=_has_loops(options),
         split=options.parts,
     )
+
+
+def weights_as_trained(graph: Graph, selection: Selection, narrow_weights: bool) -> Graph:
+    """A model whose weights are those that a training step keeps, so that sessions can share them."""
+    graph = passes.quantised_weights(passes.choose_trained(graph, selection))
+    return graph if narrow_weights else passes.master_weights(graph)
 
 
 def _has_loops(options: Options) -> bool:

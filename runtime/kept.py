@@ -315,6 +315,9 @@ class Kept:
 
     def _refuse_if_broken(self) -> None:
         self._refuse_if_averaged()
+        self._refuse_if_interrupted()
+
+    def _refuse_if_interrupted(self) -> None:
         if self._broken:
             raise SessionError(
                 f"a step or a load was interrupted ({self._broken}), so parameters and state may be half updated; "

@@ -18,11 +18,13 @@ class Result:
         loss: the loss, or its mean over the micro-batches; None where the program has none.
         outputs: by name; those of micro-batches one behind the other along a leading axis.
         gradients: by name, of parameters where the program does not update them, and of the inputs asked for.
+        metrics: by name, those that `Session.evaluate` was asked for.
     """
 
     loss: float | None = None
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
+from foreplan.runtime.evaluations import Evaluations, Make, Metrics
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs, micro_batch
 from foreplan.runtime.kept import WAY_OUT, Kept
@@ -76,6 +78,7 @@ class Session(Kept):
         poison: bool = False,
         capture: bool = True,
         graphs: tuple[Graph | None, Graph | None] = (None, None),
+        evaluation: Make | None = None,
     ) -> None:
         """Verify the plan, allocate, and draw the first parameters.
 
@@ -91,6 +94,7 @@ class Session(Kept):
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
             graphs: the model that was compiled and its whole step, for `to_onnx`; None where they are not known.
+            evaluation: what compiles the programs that `evaluate` runs; None: there is nothing that can.
 
         Raises:
             UsageError: the seed or the number of threads is not valid.
@@ -113,6 +117,7 @@ class Session(Kept):
         self.program, self.plan, self.update = program, plan, update
         self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
         self._graphs = graphs
+        self._evaluations = None if evaluation is None else Evaluations(evaluation, poison, capture)
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
@@ -177,6 +182,57 @@ class Session(Kept):
         parts = self._parts({} if inputs is None else inputs)
         with self._turn.lock:
             return self._finish(self._begin(parts, {}))
+
+    def evaluate(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Iterable[str] | None = None,
+        metrics: Metrics = (),
+        ema: bool = False,
+    ) -> Result:
+        """What the model gives for some samples, in inference form, and how good that is. Nothing that the session
+        keeps changes: weights, running statistics, random state and optimizer state stay as they are.
+
+        The samples may be more or fewer than those of a step, along one axis of each input. For each number of them a
+        program is compiled when it is first asked for, and kept. It reads the weights where they lie, and runs in the
+        arena of the step, within which it is planned; `Compiled.evaluation` tells its memory before. It adds its own
+        constants to `allocated_bytes`.
+
+        Args:
+            inputs: arrays by name, as `step` takes them, without an axis for micro-batches. Without the inputs of the
+                loss, such as `target`, there is no loss.
+            outputs: names of what is returned, as in `compile`; None: all outputs of the model.
+            metrics: names of `foreplan.metrics`, or a mapping from names to metrics, losses, or functions like a loss.
+            ema: evaluate with the averages of weights that the optimizer keeps.
+
+        Returns:
+            The outputs; with targets, also the loss and the metrics. They are those of all given samples together, as
+            the loss takes their mean, and not means over batches.
+
+        Raises:
+            InputError: a wrong array.
+            UsageError: the session's step came from a plan file or is one of several ranks; there is no such output or
+                metric, or a metric without targets.
+            UnsupportedError: the model does not show how it computes another number of samples; names the node, and
+                what to do.
+            DoesNotFitError: it needs more than the arena has.
+            SessionError: a step was interrupted, or the optimizer keeps no averages.
+        """
+        if self._evaluations is None:
+            raise SessionError("only a session of a compiled step evaluates: make it with compile(…).bind()")
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"evaluate takes arrays by name, and got {type(inputs).__name__}")
+        self._refuse_if_taking()
+        with self._turn.lock, self.averaged() if flag("ema", ema) else nullcontext():
+            self._settle()
+            self._refuse_if_interrupted()
+            known = len(self._evaluations.bound)
+            made, session = self._evaluations.find(self, inputs, outputs, metrics)
+            if len(self._evaluations.bound) > known:
+                self.allocated_bytes += session.allocated_bytes
+            idle = {name for name, slot in self._inputs.items() if slot.init is not None and name not in session._inputs}
+            return made.result(session.step({name: array for name, array in inputs.items() if name not in idle}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         """Run a step for each batch and yield its result, bit for bit the same as `step` gives.

@@ -29,6 +29,7 @@ from foreplan.passes.pipeline import (
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.quantised_weights import quantised_weights
+from foreplan.passes.resized import resized
 from foreplan.passes.select import select_outputs
 from foreplan.passes.settings import Fission, Settings
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
@@ -67,6 +68,7 @@ __all__ = [
     "narrow_type",
     "pack_attention",
     "pack_masks",
+    "resized",
     "run_passes",
     "select_outputs",
     "share_common",

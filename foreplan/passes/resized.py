@@ -25,7 +25,7 @@ from foreplan.ops.loop import Loop
 from foreplan.ops.marks import Mark
 from foreplan.ops.random import Dropout
 from foreplan.ops.reduce import Reduce
-from foreplan.ops.shape import Slice
+from foreplan.ops.shape import Reshape, Slice
 from foreplan.passes.narrowing import box_of, narrowed, whole
 
 
@@ -35,20 +35,33 @@ class Samples:
 
     Attributes:
         axis: the axis that has them, one behind the other.
-        each: how many entries of it a sample has.
+        each: how many entries of it a sample has, side by side.
+        repeats: how often the axis goes through all samples, as one of tokens × samples does.
     """
 
     axis: int
     each: int
+    repeats: int = 1
 
-    def box(self, shape: Shape, index: int) -> Slice:
-        """The part of a tensor that one sample has."""
-        taken = self.each * index, self.each, 1
-        return box_of(taken if i == self.axis else (0, extent, 1) for i, extent in enumerate(shape))
+    def place(self, index: int, count: int) -> tuple[int, int, int]:
+        """First index, number and step of the entries that one of `count` samples has along the axis.
+
+        Raises:
+            _Mixed: they are not at equal distances.
+        """
+        if self.repeats > 1 and self.each > 1:
+            raise _Mixed("samples lie in several stretches of an axis")
+        return (index, self.repeats, count) if self.repeats > 1 else (self.each * index, self.each, 1)
+
+    def box(self, shape: Shape, index: int, count: int) -> Slice:
+        """The part of a tensor that one of `count` samples has."""
+        places = ((0, extent, 1) for extent in shape)
+        return box_of(self.place(index, count) if i == self.axis else place for i, place in enumerate(places))
 
     def of(self, type: TensorType, count: int) -> TensorType:
         """A type with another number of samples."""
-        return type.with_shape(tuple(self.each * count if i == self.axis else n for i, n in enumerate(type.shape)))
+        extent = self.repeats * self.each * count
+        return type.with_shape(tuple(extent if i == self.axis else n for i, n in enumerate(type.shape)))
 
 
 class _Mixed(Exception):
@@ -186,8 +199,10 @@ class _Places:
         if isinstance(node.op, Loop):
             reads, writes, _ = self.of_loop(node, node.op, found, dependent)
             return reads, writes
+        if isinstance(node.op, Reshape):
+            return [self._before(node, found[first])], [found[first]]
         for lies in [found[first]] if first in found else self._possible(first):
-            ways = [narrowed(node, lies.box(first.shape, index)) for index in (0, self.count - 1)]
+            ways = [narrowed(node, lies.box(first.shape, index, self.count)) for index in (0, self.count - 1)]
             if ways[0] is None or ways[1] is None:
                 continue
             reads = [self._where(v, ways[0].inputs[i], ways[1].inputs[i]) for i, v in enumerate(node.inputs)]
@@ -196,6 +211,16 @@ class _Places:
                 return reads, writes
         raise _Mixed(f"{_told(node)} does not compute one sample by itself")
 
+    def _before(self, node: Node, lies: Samples) -> Samples:
+        """Where the samples lie before a reshape, which leaves all elements in their order."""
+        before, after = node.inputs[0].shape, node.outputs[0].shape
+        stride = lies.each * math.prod(after[lies.axis + 1 :])  # elements from one sample to the next
+        for axis, extent in enumerate(before):
+            own = math.prod(before[axis + 1 :])
+            if own and stride % own == 0 and extent * own % (stride * self.count) == 0:
+                return Samples(axis, stride // own, extent * own // (stride * self.count))
+        raise _Mixed(f"{_told(node)} joins the samples with something else")
+
     def _where(self, value: Value, first: Slice | None, last: Slice | None) -> Samples | None:
         """Where the samples lie in a tensor, by the boxes of the first and of the last one; None: nowhere."""
         boxes = [whole(value.shape) if box is None else box for box in (first, last)]
@@ -203,10 +228,11 @@ class _Places:
         axes = [axis for axis, pair in enumerate(zip(*places)) if pair[0] != pair[1]]
         if not axes:
             return None
-        axis, each = axes[0], boxes[0].shape[axes[0]]
-        ends = [(0, each, 1), ((self.count - 1) * each, each, 1)]
-        if len(axes) == 1 and each * self.count == value.shape[axis] and [own[axis] for own in places] == ends:
-            return Samples(axis, each)
+        (axis, *others), (_, each, step) = axes, places[0][axes[0]]
+        found = Samples(axis, each) if step == 1 else Samples(axis, 1, each)
+        ends = [found.place(index, self.count) for index in (0, self.count - 1)]
+        if not others and found.of(value.type, self.count) == value.type and [own[axis] for own in places] == ends:
+            return found
         raise _Mixed(f"the samples of {value.name!r} ({value.type}) do not lie one behind the other along one axis")
 
     def of_loop(
@@ -323,10 +349,11 @@ def _contents(value: Value, lies: Samples, old: int, new: int) -> Array:
     array = np.empty(value.shape, value.dtype.numpy)
     assert value.init is not None
     value.init.fill(array, generator_for(0, value.name))
-    samples = np.split(array, old, lies.axis)
+    apart = (*value.shape[: lies.axis], lies.repeats, old, lies.each, *value.shape[lies.axis + 1 :])
+    samples = np.split(array.reshape(apart), old, lies.axis + 1)
     if any(each.tobytes() != samples[0].tobytes() for each in samples[1:]):
         raise _Mixed(f"the constant {value.name!r} ({value.type}) has other numbers for each sample")
-    return Array(np.concatenate([samples[0]] * new, lies.axis))
+    return Array(np.concatenate([samples[0]] * new, lies.axis + 1).reshape(lies.of(value.type, new).shape))
 
 
 def _told(node: Node) -> str:
