@@ -15,6 +15,7 @@ from foreplan.graph.types import Shape
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.index import Gather
+from foreplan.ops.index_elements import GatherElements
 from foreplan.ops.join import Concat, Pad
 from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import Map
@@ -25,8 +26,10 @@ from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.resize import Resize
+from foreplan.ops.scan import CumSum
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.softmax import LogSoftmax, Softmax
+from foreplan.ops.sort import ArgReduce, TopK
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,28 @@ def _rows(node: Node, box: Slice) -> _Found:
     return node.op, [box, *[None] * (len(node.inputs) - 1)], others
 
 
-def _softmax(node: Node, box: Slice) -> _Found:
-    assert isinstance(node.op, Softmax | LogSoftmax)
+def _lines(node: Node, box: Slice) -> _Found:
+    """Some of the lines along an axis, each of which gives what it gives among all of them."""
+    assert isinstance(node.op, Softmax | LogSoftmax | CumSum)
     return None if node.op.axis in touched(box, node.outputs[0].shape) else (node.op, [box])
+
+
+def _best(node: Node, box: Slice) -> _Found:
+    """Whole lines along an axis, with what is greatest in each."""
+    assert isinstance(node.op, TopK)
+    (x,), axis = node.inputs, node.op.axis
+    return None if axis in touched(box, node.outputs[0].shape) else (node.op, [_lines_of(box, axis, x.shape)])
+
+
+def _lines_of(box: Slice, axis: int, shape: Shape) -> Slice:
+    """The same box along all axes but one, of which it is all."""
+    return _axes(box, [None if i == axis else i for i in range(len(shape))], shape)
+
+
+def _elements(node: Node, box: Slice) -> _Found:
+    """Some of the indices, and the lines that they choose from."""
+    assert isinstance(node.op, GatherElements)
+    return node.op, [_lines_of(box, node.op.axis, node.inputs[0].shape), box]
 
 
 def _item_losses(node: Node, box: Slice) -> _Found:
@@ -194,8 +216,8 @@ def _concat(node: Node, box: Slice) -> _Found:
 
 
 def _reduce(node: Node, box: Slice) -> _Found:
-    assert isinstance(node.op, Reduce)
-    shape, reduced = node.inputs[0].shape, node.op.axes
+    assert isinstance(node.op, Reduce | ArgReduce)
+    shape, reduced = node.inputs[0].shape, node.op.axes if isinstance(node.op, Reduce) else (node.op.axis,)
     kept = iter(range(len(shape)))
     axes = [None if i in reduced and not node.op.keepdims else next(kept) for i in range(len(shape))]
     return node.op, [_axes(box, [None if i in reduced else at for i, at in enumerate(axes)], shape)]
@@ -351,8 +373,10 @@ RULES: dict[type[Op], Callable[[Node, Slice], _Found]] = {
     Map: _map,
     LayerNorm: _rows,
     RMSNorm: _rows,
-    Softmax: _softmax,
-    LogSoftmax: _softmax,
+    Softmax: _lines,
+    LogSoftmax: _lines,
+    CumSum: _lines,
+    TopK: _best,
     CrossEntropy: _item_losses,
     MatMul: _product,
     Reshape: _reshape,
@@ -361,7 +385,9 @@ RULES: dict[type[Op], Callable[[Node, Slice], _Found]] = {
     Broadcast: _broadcast,
     Concat: _concat,
     Reduce: _reduce,
+    ArgReduce: _reduce,
     Gather: _gather,
+    GatherElements: _elements,
     Pad: _pad,
     Conv: _conv,
     ConvDataGrad: _transposed_conv,
