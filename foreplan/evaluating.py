@@ -80,8 +80,8 @@ def evaluation_of(
         except DoesNotFitError as error:
             needed = room + error.needed - error.capacity
             raise DoesNotFitError(
-                f"does not fit: the evaluation needs {format_bytes(needed)} for what lives within a step, and the arena "
-                f"of {step.program.model!r} has {format_bytes(room)}. Evaluate fewer samples at a time, or return less "
+                f"does not fit: the evaluation needs {format_bytes(needed)} for what lives within a step, and of "
+                f"{step.program.model!r} the arena has {format_bytes(room)}. Evaluate fewer samples at a time, or return less "
                 f"(outputs=[]); or, with memory of its own, {_BY_HAND}",
                 needed=needed,
                 capacity=room,

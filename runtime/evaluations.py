@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from foreplan.arguments import names_in
 from foreplan.errors import InputError
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.runtime.result import Result
 
-if TYPE_CHECKING:
-    from foreplan.runtime.session import Session
-
+Bound = TypeVar("Bound")
 Metrics = Iterable[str] | Mapping[str, Any]
 
 
@@ -50,46 +51,41 @@ class Make(Protocol):
 
 
 @dataclass
-class Evaluations:
+class Evaluations(Generic[Bound]):
     """Those of one session.
 
     Attributes:
         make: compiles one.
-        poison, capture: how they run: see `Session`.
-        bound: those that were asked for, with their sessions: one for each set of shapes, outputs and metrics.
+        bound: those that were asked for, each bound: one for each set of shapes, outputs and metrics.
     """
 
     make: Make
-    poison: bool
-    capture: bool
-    bound: dict[Any, tuple[Evaluation, Session]] = field(default_factory=dict)
+    bound: dict[Any, tuple[Evaluation, Bound]] = field(default_factory=dict)
 
     def find(
-        self, training: Session, given: Mapping[str, Any], outputs: Iterable[str] | None, metrics: Metrics
-    ) -> tuple[Evaluation, Session]:
-        """The one for some arrays; the first time it is compiled, and bound to the memory of the session that trains.
+        self,
+        given: Mapping[str, Any],
+        outputs: Iterable[str] | None,
+        metrics: Metrics,
+        bind: Callable[[Program, Plan], Bound],
+    ) -> tuple[Evaluation, Bound]:
+        """The one for some arrays, compiled and bound when it is first asked for.
 
         Raises:
             InputError, UsageError, UnsupportedError, DoesNotFitError: see `Session.evaluate`.
         """
-        shapes = {str(name): _shape(name, array) for name, array in given.items()}
-        names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        chosen = metrics if isinstance(metrics, Mapping) else tuple([metrics] if isinstance(metrics, str) else metrics)
-        listed = tuple(chosen.items()) if isinstance(chosen, Mapping) else chosen
-        key = tuple(sorted(shapes.items())), names, listed
+        shapes = {str(name): shape_of(name, array) for name, array in given.items()}
+        names = None if outputs is None else tuple(names_in("outputs", outputs))
+        chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
+        key = tuple(sorted(shapes.items())), names, tuple(chosen.items())
         if key not in self.bound:
             made = self.make(shapes, names, chosen)
-            session = type(training)(
-                made.program, made.plan, share=training, poison=self.poison, capture=self.capture
-            )
-            self.bound[key] = made, session
+            self.bound[key] = made, bind(made.program, made.plan)
         return self.bound[key]
 
 
-def _shape(name: str, array: Any) -> tuple[int, ...]:
+def shape_of(name: str, array: Any) -> tuple[int, ...]:
     """The shape of what was given as an array."""
-    import numpy as np
-
     try:
         return tuple(int(extent) for extent in (array.shape if hasattr(array, "shape") else np.shape(array)))
     except (TypeError, ValueError) as error:

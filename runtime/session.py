@@ -116,8 +116,8 @@ class Session(Kept):
         self._world = check_alike(program, plan, update, seed, way if self._info.on_card else "")  # as NCCL wants it
         self.program, self.plan, self.update = program, plan, update
         self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
-        self._graphs = graphs
-        self._evaluations = None if evaluation is None else Evaluations(evaluation, poison, capture)
+        self._graphs, self._poison, self._capture = graphs, poison, capture
+        self._evaluations = None if evaluation is None else Evaluations[Session](evaluation)
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
@@ -227,11 +227,10 @@ class Session(Kept):
         with self._turn.lock, self.averaged() if flag("ema", ema) else nullcontext():
             self._settle()
             self._refuse_if_interrupted()
-            known = len(self._evaluations.bound)
-            made, session = self._evaluations.find(self, inputs, outputs, metrics)
-            if len(self._evaluations.bound) > known:
-                self.allocated_bytes += session.allocated_bytes
-            idle = {name for name, slot in self._inputs.items() if slot.init is not None and name not in session._inputs}
+            made, session = self._evaluations.find(inputs, outputs, metrics, self._bound_beside)
+            idle = {
+                name for name, slot in self._inputs.items() if slot.init is not None and name not in session._inputs
+            }
             return made.result(session.step({name: array for name, array in inputs.items() if name not in idle}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
@@ -327,6 +326,12 @@ class Session(Kept):
         finally:
             self._taking.discard(get_ident())
         return None, None
+
+    def _bound_beside(self, program: Program, plan: Plan) -> Session:
+        """A session of another program of the same model, in this one's memory."""
+        beside = Session(program, plan, share=self, poison=self._poison, capture=self._capture)
+        self.allocated_bytes += beside.allocated_bytes
+        return beside
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
         """The inputs of each run of the body, checked."""

@@ -59,8 +59,8 @@ BASE = {
 }
 # Files that import one another in a circle, for their types or when a function is called.
 CIRCLES = [
-    # What a change brings is compiled, as the step was that is explained.
-    {"api", "compiled", "explanation", "changes", "fitting", "auto_parts"},
+    # What a change brings is compiled, as the step was that is explained; and so is what evaluates its model.
+    {"api", "compiled", "evaluating", "explanation", "changes", "fitting", "auto_parts"},
     # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text and its parts.
     {f"graph.{name}" for name in ("build", "cut", "ir", "op", "text", "verify", "walk")},
     # Each is in the derivative of another: a sum has that of a broadcast, a broadcast that of a sum.

@@ -10,7 +10,7 @@ nothing of this.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -189,9 +189,7 @@ class _Places:
                 raise _Mixed(f"{value.name!r} ({value.type}) is read whole, and sample by sample")
         return found
 
-    def _of_node(
-        self, node: Node, found: Mapping[Value, Samples], dependent: Collection[Value]
-    ) -> tuple[_Lies, _Lies]:
+    def _of_node(self, node: Node, found: Mapping[Value, Samples], dependent: Collection[Value]) -> tuple[_Lies, _Lies]:
         """Where the samples lie in what a node reads, and in what it makes."""
         first = node.outputs[0]
         if isinstance(node.op, Mark | Dropout):
