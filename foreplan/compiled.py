@@ -163,6 +163,7 @@ class Compiled:
         Raises:
             DoesNotFitError: it takes more memory than is left, of the host or of the card.
         """
+        from foreplan.runtime.evaluations import Beside
         from foreplan.runtime.session import Session
 
         session = Session(
@@ -175,7 +176,7 @@ class Compiled:
             poison=poison,
             capture=capture,
             graphs=(self.model, self.graph if self.update is None else None),
-            evaluation=partial(_evaluation, self),
+            beside=Beside(partial(_evaluation, self), partial(_step, self)),
         )
         if weights is not None:
             session.load(weights, state=False)
@@ -352,6 +353,14 @@ def _evaluation(
     from foreplan.evaluating import evaluation_of
 
     return evaluation_of(step, shapes, outputs, metrics)[1]
+
+
+def _step(step: Compiled, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Program, Plan]:
+    """What `Session.step` runs for a smaller batch."""
+    from foreplan.evaluating import step_of
+
+    made = step_of(step, shapes)
+    return made.program, made.plan
 
 
 def _convolutions(target: str, tf32: bool) -> tuple[Any, str]:

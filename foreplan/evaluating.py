@@ -1,4 +1,4 @@
-"""The step that evaluates the model of another one: with its weights, in no more memory than its arena has."""
+"""What runs beside a step, in its memory: evaluations of its model, and the step itself for fewer samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from foreplan.units import format_bytes
 if TYPE_CHECKING:
     from foreplan.compiled import Compiled
 
-_BY_HAND = "compile the model of that batch yourself, and bind it with share=this session"
+_BY_HAND = "compile foreplan.evaluation(model of that batch, loss) and bind it with share=this session"
+_SMALLER = f"evaluate fewer samples at a time, or return less (outputs=[]); or, with memory of its own, {_BY_HAND}"
+_LEFT_OUT = "leave that batch out, or fill it up with other samples"
 
 
 def evaluation_for(
@@ -59,8 +61,6 @@ def evaluation_of(
         UnsupportedError: the model does not show how it computes another number of samples; names the node.
         DoesNotFitError: it needs more memory than the step's arena has for what lives within a step.
     """
-    from foreplan.api import compile_with
-
     options = step.options
     graph, measured = _graph(step, shapes, outputs, metrics)
     used = Options(
@@ -72,23 +72,52 @@ def evaluation_of(
         workspace=options.workspace,
         passes=options.passes,
     )
-    made = compile_with(graph, used)
-    room = _room(step)
-    if (more := made.plan.heights[ARENA] - room) > 0:
-        try:
-            made = compile_with(graph, replace(used, budget=counted_bytes(made) - more))
-        except DoesNotFitError as error:
-            needed = room + error.needed - error.capacity
-            raise DoesNotFitError(
-                f"does not fit: the evaluation needs {format_bytes(needed)} for what lives within a step, and of "
-                f"{step.program.model!r} the arena has {format_bytes(room)}. Evaluate fewer samples at a time, or return less "
-                f"(outputs=[]); or, with memory of its own, {_BY_HAND}",
-                needed=needed,
-                capacity=room,
-                lower_bound=error.lower_bound,
-            ) from None
+    made = _fitted(step, graph, used, "the evaluation", _SMALLER)
     loss = measured[0] if measured else None
     return made, Evaluation(made.program, made.plan, loss, measured[1:])
+
+
+def step_of(step: Compiled, shapes: Mapping[str, Shape]) -> Compiled:
+    """The same training step for another number of samples, whose session can use all memory of the first.
+
+    Args:
+        shapes: see `evaluation_of`; the model's inputs are among them, and the loss's.
+
+    Raises:
+        UsageError: the step accumulates gradients, prefetches, comes from a plan file or is one of several ranks.
+        UnsupportedError, DoesNotFitError: see `evaluation_of`.
+    """
+    options, model = step.options, step.model
+    several = options.ranks > 1 or options.stages > 1 or step.update is not None
+    if model is None or model.updates or several or options.prefetch or step.host_bytes:
+        raise UsageError(
+            "a step takes one batch alone that has micro-batches, prefetch, copies on the host or several ranks, whose "
+            f"model updates what it stores, or that comes from a plan file: {_LEFT_OUT}"
+        )
+    graph = _resized(model, shapes, _LEFT_OUT)
+    return _fitted(step, graph, replace(options, loss=_sized(options.loss, shapes)), "a step of this batch", _LEFT_OUT)
+
+
+def _fitted(step: Compiled, graph: Graph, options: Options, what: str, way_out: str) -> Compiled:
+    """A graph compiled so that what lives within a step fits the arena of another one."""
+    from foreplan.api import compile_with
+
+    made, room = compile_with(graph, options), _room(step)
+    more = made.plan.heights[ARENA] - room
+    if more <= 0:
+        return made
+    try:
+        return compile_with(graph, replace(options, budget=counted_bytes(made) - more))
+    except DoesNotFitError as error:
+        needed = room + error.needed - error.capacity
+        own, there = format_bytes(needed), format_bytes(room)
+        raise DoesNotFitError(
+            f"does not fit: {what} needs {own} for what lives within it, and the arena of {step.program.model!r} has "
+            f"{there}: {way_out}",
+            needed=needed,
+            capacity=room,
+            lower_bound=error.lower_bound,
+        ) from None
 
 
 def _room(step: Compiled) -> int:
@@ -118,7 +147,7 @@ def _graph(
     has_loss = loss is not None or model.loss is not None
     if model.loss is not None and not _given(model, shapes):
         model, has_loss = model.until(*names), False
-    model = _resized(model, shapes)
+    model = _resized(model, shapes, _BY_HAND)
     if loss is not None:
         loss = _sized(loss, shapes)
         targets = [x for x in attach_loss(model, loss).inputs if x not in model.inputs and x.init is None]
@@ -142,11 +171,11 @@ def _given(model: Graph, shapes: Mapping[str, Shape]) -> bool:
     return all(value.init is not None or value.name in shapes for value in model.inputs)
 
 
-def _resized(model: Graph, shapes: Mapping[str, Shape]) -> Graph:
+def _resized(model: Graph, shapes: Mapping[str, Shape], way_out: str) -> Graph:
     try:
         return resized(model, shapes)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error}. To evaluate it, {_BY_HAND}") from None
+        raise UnsupportedError(f"{error}. Instead, {way_out}") from None
 
 
 def _sized(measure: Any, shapes: Mapping[str, Shape]) -> Any:

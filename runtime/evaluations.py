@@ -50,6 +50,21 @@ class Make(Protocol):
         """Of inputs of these shapes, by name."""
 
 
+class MakeStep(Protocol):
+    """What compiles the same step for another batch, in no more memory."""
+
+    def __call__(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Program, Plan]:
+        """Of inputs of these shapes, by name."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What compiles the programs that run beside a step, in its memory."""
+
+    evaluation: Make
+    step: MakeStep
+
+
 @dataclass
 class Evaluations(Generic[Bound]):
     """Those of one session.

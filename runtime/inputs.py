@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,32 @@ def check_inputs(
         name: check_array(slot := slots[name], array, micro_batches if slot.init is None else None)
         for name, array in given.items()
     }
+
+
+def smaller(slots: Iterable[Slot], given: Any) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a batch that has fewer samples than a step takes, by name; None: it has as many, or is none.
+
+    Args:
+        slots: the inputs without a default.
+        given: arrays by name.
+    """
+    if not isinstance(given, Mapping):
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    shares = set()
+    for slot in slots:
+        want, array = slot.operand.type.shape, given.get(slot.name)
+        shape = getattr(array, "shape", None)
+        if shape is None:
+            shape = np.shape(array) if isinstance(array, list | tuple) else None
+        if shape is None or len(shape) != len(want):
+            return None
+        changed = [(a, b) for a, b in zip(shape, want) if a != b]
+        if len(changed) > 1 or any(not 0 < a < b for a, b in changed):
+            return None
+        shares.update(Fraction(int(a), b) for a, b in changed)
+        shapes[slot.name] = tuple(map(int, shape))
+    return shapes if len(shares) == 1 else None
 
 
 def micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:

@@ -51,9 +51,18 @@ class Kept:
     _turn: Turn
     _world: World  # the ranks that run it
     _notes: StepNotes
-    _broken: str  # what has interrupted a step or a load
+    _mark: list[str]  # what has interrupted a step or a load; one for all sessions that train the same values
     _graphs: tuple[Graph | None, Graph | None]  # the model, and its whole step
     _averaged: bool  # whether weights hold their averages
+
+    @property
+    def _broken(self) -> str:
+        """What has interrupted a step or a load."""
+        return self._mark[0]
+
+    @_broken.setter
+    def _broken(self, why: str) -> None:
+        self._mark[0] = why
 
     def _settle(self) -> None:
         """Wait for the step that has begun, if any."""

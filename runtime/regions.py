@@ -7,24 +7,29 @@ from collections.abc import Callable, Sequence
 from foreplan.errors import DoesNotFitError, SessionError
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Sharded
-from foreplan.lower.program import ARENA, PARAMETERS, Operand, Program
+from foreplan.lower.program import ARENA, PARAMETERS, STATE, Operand, Program
 from foreplan.lower.targets import engine_info
 from foreplan.planner.plan import Plan
 from foreplan.runtime.engine import Memory
 from foreplan.units import align_up, format_bytes
 
 
-def shared(heights: Sequence[int], theirs: Sequence[Memory] | None) -> tuple[dict[int, Memory], list[int]]:
+def shared(
+    heights: Sequence[int], theirs: Sequence[Memory] | None, state: bool = False
+) -> tuple[dict[int, Memory], list[int]]:
     """The device regions that another session already has, and the heights of those to allocate.
 
     Args:
         heights: of the regions of a plan.
         theirs: the regions of the session to share with, if there is one.
+        state: whether what it keeps from step to step is shared, too.
     """
     taken: dict[int, Memory] = {}
     if theirs is not None:
         whole, height = theirs[PARAMETERS], heights[PARAMETERS]
         taken[PARAMETERS] = whole[:height] if len(whole) > height else whole
+        if state:
+            taken[STATE] = theirs[STATE]
         if len(theirs[ARENA]) >= heights[ARENA]:
             taken[ARENA] = theirs[ARENA][: heights[ARENA]]
     return taken, [0 if i in taken else height for i, height in enumerate(heights)]
@@ -80,6 +85,26 @@ def check_sharing(mine: tuple[Program, Plan], theirs: tuple[Program, Plan], heig
             f"{programs[0].model!r} and {programs[1].model!r} cannot share parameters: {wrong[0]!r} is {found} in one "
             f"and {wanted} in the other{elsewhere}"
         )
+
+
+def check_state(mine: tuple[Program, Plan], theirs: tuple[Program, Plan]) -> None:
+    """Check that one program keeps from step to step what another one does, and where it does.
+
+    Raises:
+        SessionError: it does not.
+    """
+    own, other = (
+        {
+            slot.name: (slot.kind, _lies(slot.operand), dict(plan.starts)[slot.operand.value], str(slot.init))
+            for slot in program.stored
+            if program.values[slot.operand.value].region == STATE
+        }
+        for program, plan in (mine, theirs)
+    )
+    if own != other or mine[1].heights[STATE] != theirs[1].heights[STATE]:
+        names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
+        what = f" {names[0]!r}" if names else " what they keep"
+        raise SessionError(f"steps of {mine[0].model!r} with batches of two sizes do not keep{what} in the same way")
 
 
 def _end(program: Program, plan: Plan) -> int:

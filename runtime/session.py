@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.arguments import MOST_THREADS, flag, instance, whole
-from foreplan.errors import InputError, SessionError
+from foreplan.errors import InputError, SessionError, UnsupportedError, UsageError
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info
@@ -20,9 +20,9 @@ from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
-from foreplan.runtime.evaluations import Evaluations, Make, Metrics
+from foreplan.runtime.evaluations import Beside, Evaluations, Metrics
 from foreplan.runtime.half import Half
-from foreplan.runtime.inputs import check_inputs, micro_batch
+from foreplan.runtime.inputs import check_inputs, micro_batch, smaller
 from foreplan.runtime.kept import WAY_OUT, Kept
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
@@ -31,7 +31,7 @@ from foreplan.runtime.ranks.alike import check_alike
 from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.stages import held_by_stages, stages_of
 from foreplan.runtime.ranks.steps import StepNotes
-from foreplan.runtime.regions import allocated, check_sharing, shared
+from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
 from foreplan.runtime.stored import Stored
@@ -78,7 +78,8 @@ class Session(Kept):
         poison: bool = False,
         capture: bool = True,
         graphs: tuple[Graph | None, Graph | None] = (None, None),
-        evaluation: Make | None = None,
+        beside: Beside | None = None,
+        of_step: bool = False,
     ) -> None:
         """Verify the plan, allocate, and draw the first parameters.
 
@@ -94,7 +95,10 @@ class Session(Kept):
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
             graphs: the model that was compiled and its whole step, for `to_onnx`; None where they are not known.
-            evaluation: what compiles the programs that `evaluate` runs; None: there is nothing that can.
+            beside: what compiles the programs that run in this session's memory, for `evaluate` and for smaller
+                batches; None: there is nothing that can.
+            of_step: whether this session trains what the one that it shares with does, with batches of another size:
+                they have all that they keep in common.
 
         Raises:
             UsageError: the seed or the number of threads is not valid.
@@ -117,24 +121,29 @@ class Session(Kept):
         self.program, self.plan, self.update = program, plan, update
         self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
         self._graphs, self._poison, self._capture = graphs, poison, capture
-        self._evaluations = None if evaluation is None else Evaluations[Session](evaluation)
+        self._evaluations = None if beside is None else Evaluations[Session](beside.evaluation)
+        self._make_step = None if beside is None or program.loss is None else beside.step
+        self._steps_of: dict[Any, Session] = {}  # by the shapes of their inputs
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
             heights = plan.heights if update is None else update.heights(plan)
             check_sharing((program, plan), (share.program, share.plan), heights[PARAMETERS])
+            if of_step:
+                check_state((program, plan), (share.program, share.plan))
+        self._mark = share._mark if share is not None and of_step else [""]
         self._turn: Turn = share._turn if share is not None else _CARD if self._info.on_card else Turn()
         self._engine = engine
         with self._turn.lock:
-            self._bind(engine, share, seed, poison)
+            self._bind(engine, share, seed, poison, of_step)
         give_back()
 
-    def _bind(self, engine: Engine, share: Session | None, seed: int, poison: bool) -> None:
+    def _bind(self, engine: Engine, share: Session | None, seed: int, poison: bool, of_step: bool) -> None:
         """Allocate, bind, and draw the first parameters."""
         program, plan, update = self.program, self.plan, self.update
         heights = plan.heights if update is None else update.heights(plan)
         self.host_bytes = sum(heights[HOST:])
-        taken, wanted = shared(heights[:HOST], None if share is None else share.regions)
+        taken, wanted = shared(heights[:HOST], None if share is None else share.regions, of_step)
         self.allocated_bytes = sum(wanted)
         check_room(self.host_bytes + (0 if self._info.on_card else self.allocated_bytes), plan)
         fresh = allocated(engine.allocate, wanted, "an arena")
@@ -146,7 +155,6 @@ class Session(Kept):
         self._inputs = {slot.name: slot for slot in inputs}
         self._notes = StepNotes(program, self._inputs, self._world)
         self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
-        self._broken = ""
         self._averaged = False  # whether weights hold their averages
         self._begun: Begun | None = None
         self._taking: set[int] = set()  # threads that are making a batch at this moment
@@ -156,6 +164,8 @@ class Session(Kept):
         weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
         self.stored: Stored = Stored(slots, kept, self._turn, self._notes.assign)
         self.parameters: Stored = Stored(slots, weights, self._turn, self._notes.assign)
+        if of_step:
+            return
         for value, row in self._body.rows.items():
             if share is None or program.values[value].region != PARAMETERS:
                 row.fill(_clear)
@@ -179,7 +189,15 @@ class Session(Kept):
             InputError: a wrong array; nothing has run and nothing has changed.
             SessionError: an earlier step was interrupted.
         """
-        parts = self._parts({} if inputs is None else inputs)
+        inputs = {} if inputs is None else inputs
+        other = self._of_size(inputs)
+        if other is not None:
+            with self._turn.lock:
+                self._refuse_if_taking()
+                self._settle()
+                self._refuse_if_broken()
+                return other.step(inputs)
+        parts = self._parts(inputs)
         with self._turn.lock:
             return self._finish(self._begin(parts, {}))
 
@@ -302,21 +320,31 @@ class Session(Kept):
     def _steps(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Result]:
         taken, error = self._take(batches)
         while taken is not None:
-            with self._turn.lock:
-                begun = self._begin(taken, {})
-            taken, error = self._take(batches)
-            with self._turn.lock:
-                result = self._finish(begun)
+            if isinstance(taken, Mapping):  # smaller than the others
+                result = self.step(taken)
+                taken, error = self._take(batches)
+            else:
+                with self._turn.lock:
+                    begun = self._begin(taken, {})
+                taken, error = self._take(batches)
+                with self._turn.lock:
+                    result = self._finish(begun)
             yield result
         if error is not None:
             raise error
 
-    def _take(self, batches: Iterator[Mapping[str, Any]]) -> tuple[list[Arrays] | None, Exception | None]:
-        """The next batch, checked, with its copy to the second slots begun; None at the end, or with the error."""
+    def _take(
+        self, batches: Iterator[Mapping[str, Any]]
+    ) -> tuple[list[Arrays] | Mapping[str, Any] | None, Exception | None]:
+        """The next batch, checked, with its copy to the second slots begun; as it is, where it is smaller than the
+        others; None at the end, or with the error.
+        """
         self._refuse_if_taking()
         try:
             self._taking.add(get_ident())
             for batch in batches:
+                if self._make_step is not None and smaller(self.program.required_inputs, batch) is not None:
+                    return batch, None
                 arrays = self._parts(batch)
                 with self._turn.lock:
                     self._body.write_ahead(arrays[0])
@@ -328,10 +356,36 @@ class Session(Kept):
         return None, None
 
     def _bound_beside(self, program: Program, plan: Plan) -> Session:
-        """A session of another program of the same model, in this one's memory."""
-        beside = Session(program, plan, share=self, poison=self._poison, capture=self._capture)
+        """A session of another program of the same model, in this one's memory; what has a loss trains it."""
+        trains = program.loss is not None
+        beside = Session(program, plan, share=self, of_step=trains, poison=self._poison, capture=self._capture)
         self.allocated_bytes += beside.allocated_bytes
         return beside
+
+    def _of_size(self, inputs: Mapping[str, Any]) -> Session | None:
+        """The session of this step for a smaller batch, if that is what was given; it is compiled for the first one.
+
+        Raises:
+            InputError: there is no such step; says why.
+            DoesNotFitError: see `evaluate`.
+        """
+        if self._make_step is None or self.update is not None or not isinstance(inputs, Mapping):
+            return None
+        shapes = smaller(self.program.required_inputs, inputs)
+        if shapes is None:
+            return None
+        key = tuple(shapes.items())
+        with self._turn.lock:
+            if key not in self._steps_of:
+                try:
+                    self._steps_of[key] = self._bound_beside(*self._make_step(shapes))
+                except (UnsupportedError, UsageError, SessionError) as error:
+                    try:
+                        check_inputs(self._inputs, inputs)
+                    except InputError as wrong:
+                        raise InputError(f"{wrong}. A smaller batch has no step of its own: {error}") from None
+                    raise
+            return self._steps_of[key]
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
         """The inputs of each run of the body, checked."""

@@ -97,7 +97,7 @@ def test_it_runs_in_the_arena_of_the_step() -> None:
 def test_what_does_not_fit_is_refused_with_figures() -> None:
     step = fp.compile(classifier(), LOSS, fp.optim.AdamW(0.05), target="numpy")
     session = step.bind()
-    with pytest.raises(fp.DoesNotFitError, match=r"Evaluate fewer samples at a time.*share=this session") as error:
+    with pytest.raises(fp.DoesNotFitError, match=r"evaluate fewer samples at a time.*share=this session") as error:
         session.evaluate(data(1000))
     assert error.value.capacity == step.plan.heights[ARENA] < error.value.needed
     with pytest.raises(fp.DoesNotFitError):
