@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foreplan.changes import Rebuild
     from foreplan.explanation import Explanation
     from foreplan.lower.outside import Use
-    from foreplan.runtime.evaluations import Evaluation, Metrics
+    from foreplan.runtime.beside import Evaluation, Metrics
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.verdict import Verdict
@@ -163,7 +163,7 @@ class Compiled:
         Raises:
             DoesNotFitError: it takes more memory than is left, of the host or of the card.
         """
-        from foreplan.runtime.evaluations import Beside
+        from foreplan.runtime.beside import Beside
         from foreplan.runtime.session import Session
 
         session = Session(

@@ -16,7 +16,7 @@ from foreplan.graph.types import Shape
 from foreplan.lower.program import ARENA
 from foreplan.options import Options
 from foreplan.passes import resized, select_outputs
-from foreplan.runtime.evaluations import Evaluation, Metrics
+from foreplan.runtime.beside import Evaluation, Metrics
 from foreplan.step_graphs import weights_as_trained
 from foreplan.units import format_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -47,30 +47,36 @@ def check_inputs(
     }
 
 
-def smaller(slots: Iterable[Slot], given: Any) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of a batch that has fewer samples than a step takes, by name; None: it has as many, or is none.
-
-    Args:
-        slots: the inputs without a default.
-        given: arrays by name.
-    """
+def smaller(program: Program, given: Any) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a batch that has fewer samples than a program takes, by name; None: it has as many, or is none."""
     if not isinstance(given, Mapping):
         return None
     shapes: dict[str, tuple[int, ...]] = {}
-    shares = set()
-    for slot in slots:
-        want, array = slot.operand.type.shape, given.get(slot.name)
-        shape = getattr(array, "shape", None)
-        if shape is None:
-            shape = np.shape(array) if isinstance(array, list | tuple) else None
-        if shape is None or len(shape) != len(want):
+    shares = set[Fraction]()
+    for slot in program.required_inputs:
+        want = slot.operand.type.shape
+        try:
+            shape = shape_of(slot.name, given[slot.name])
+        except (KeyError, InputError):
             return None
         changed = [(a, b) for a, b in zip(shape, want) if a != b]
-        if len(changed) > 1 or any(not 0 < a < b for a, b in changed):
+        if len(shape) != len(want) or len(changed) > 1 or any(not 0 < a < b for a, b in changed):
             return None
-        shares.update(Fraction(int(a), b) for a, b in changed)
-        shapes[slot.name] = tuple(map(int, shape))
+        shares.update(Fraction(a, b) for a, b in changed)
+        shapes[slot.name] = shape
     return shapes if len(shares) == 1 else None
+
+
+def shape_of(name: str, array: Any) -> tuple[int, ...]:
+    """The shape of what was given as an array.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return tuple(int(extent) for extent in (array.shape if hasattr(array, "shape") else np.shape(array)))
+    except Exception as error:  # another library's array may raise anything
+        raise InputError(f"{name!r} cannot be made an array: {error}") from None
 
 
 def micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foreplan.arguments import MOST_THREADS, flag, instance, whole
-from foreplan.errors import InputError, SessionError, UnsupportedError, UsageError
+from foreplan.errors import InputError, SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
+from foreplan.runtime.beside import Beside, Programs
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
-from foreplan.runtime.evaluations import Beside, Evaluations, Metrics
 from foreplan.runtime.half import Half
-from foreplan.runtime.inputs import check_inputs, micro_batch, smaller
-from foreplan.runtime.kept import WAY_OUT, Kept
+from foreplan.runtime.inputs import check_inputs, micro_batch
+from foreplan.runtime.kept import WAY_OUT
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
 from foreplan.runtime.ranks.agreement import together
@@ -34,6 +33,7 @@ from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
+from foreplan.runtime.sizes import Sizes
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
@@ -47,7 +47,7 @@ Arrays = dict[str, np.ndarray]
 _CARD = Turn()  # the turn of all sessions on a card: they queue their work in one stream
 
 
-class Session(Kept):
+class Session(Sizes):
     """One arena and what runs in it. Nothing that grows with the model is allocated after it was made.
 
     A session may be used from several threads. It serves one call at a time: a step, `save`, `load`, reading or writing
@@ -121,9 +121,7 @@ class Session(Kept):
         self.program, self.plan, self.update = program, plan, update
         self.held = held_by_stages(stages_of(self._world, program), program) if program.is_stage else ()
         self._graphs, self._poison, self._capture = graphs, poison, capture
-        self._evaluations = None if beside is None else Evaluations[Session](beside.evaluation)
-        self._make_step = None if beside is None or program.loss is None else beside.step
-        self._steps_of: dict[Any, Session] = {}  # by the shapes of their inputs
+        self._beside = None if beside is None else Programs[Sizes](beside, program.loss is not None and update is None)
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
@@ -181,75 +179,27 @@ class Session(Kept):
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
 
+        A batch that trains may have fewer samples than the step was compiled for, as the last one of an epoch has. The
+        same step for that batch is compiled when the first one comes, and kept. It has the weights, the optimizer's
+        state and the arena of the step, within which it is planned; its loss is that of these samples.
+
         Args:
             inputs: arrays by name; inputs with a default (the learning rate) may be left out. All micro-batches are
                 given at once: every input without a default has a leading axis for them.
 
         Raises:
-            InputError: a wrong array; nothing has run and nothing has changed.
+            InputError: a wrong array, or a smaller batch that has no step of its own, as where there are micro-batches;
+                nothing has run and nothing has changed.
+            DoesNotFitError: the step for a smaller batch needs more than the arena has.
             SessionError: an earlier step was interrupted.
         """
         inputs = {} if inputs is None else inputs
-        other = self._of_size(inputs)
-        if other is not None:
+        if self._is_smaller(inputs):
             with self._turn.lock:
-                self._refuse_if_taking()
-                self._settle()
-                self._refuse_if_broken()
-                return other.step(inputs)
+                return self._of_size(inputs).step(inputs)
         parts = self._parts(inputs)
         with self._turn.lock:
             return self._finish(self._begin(parts, {}))
-
-    def evaluate(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        outputs: Iterable[str] | None = None,
-        metrics: Metrics = (),
-        ema: bool = False,
-    ) -> Result:
-        """What the model gives for some samples, in inference form, and how good that is. Nothing that the session
-        keeps changes: weights, running statistics, random state and optimizer state stay as they are.
-
-        The samples may be more or fewer than those of a step, along one axis of each input. For each number of them a
-        program is compiled when it is first asked for, and kept. It reads the weights where they lie, and runs in the
-        arena of the step, within which it is planned; `Compiled.evaluation` tells its memory before. It adds its own
-        constants to `allocated_bytes`.
-
-        Args:
-            inputs: arrays by name, as `step` takes them, without an axis for micro-batches. Without the inputs of the
-                loss, such as `target`, there is no loss.
-            outputs: names of what is returned, as in `compile`; None: all outputs of the model.
-            metrics: names of `foreplan.metrics`, or a mapping from names to metrics, losses, or functions like a loss.
-            ema: evaluate with the averages of weights that the optimizer keeps.
-
-        Returns:
-            The outputs; with targets, also the loss and the metrics. They are those of all given samples together, as
-            the loss takes their mean, and not means over batches.
-
-        Raises:
-            InputError: a wrong array.
-            UsageError: the session's step came from a plan file or is one of several ranks; there is no such output or
-                metric, or a metric without targets.
-            UnsupportedError: the model does not show how it computes another number of samples; names the node, and
-                what to do.
-            DoesNotFitError: it needs more than the arena has.
-            SessionError: a step was interrupted, or the optimizer keeps no averages.
-        """
-        if self._evaluations is None:
-            raise SessionError("only a session of a compiled step evaluates: make it with compile(…).bind()")
-        if not isinstance(inputs, Mapping):
-            raise InputError(f"evaluate takes arrays by name, and got {type(inputs).__name__}")
-        self._refuse_if_taking()
-        with self._turn.lock, self.averaged() if flag("ema", ema) else nullcontext():
-            self._settle()
-            self._refuse_if_interrupted()
-            made, session = self._evaluations.find(inputs, outputs, metrics, self._bound_beside)
-            idle = {
-                name for name, slot in self._inputs.items() if slot.init is not None and name not in session._inputs
-            }
-            return made.result(session.step({name: array for name, array in inputs.items() if name not in idle}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         """Run a step for each batch and yield its result, bit for bit the same as `step` gives.
@@ -343,7 +293,7 @@ class Session(Kept):
         try:
             self._taking.add(get_ident())
             for batch in batches:
-                if self._make_step is not None and smaller(self.program.required_inputs, batch) is not None:
+                if self._is_smaller(batch):
                     return batch, None
                 arrays = self._parts(batch)
                 with self._turn.lock:
@@ -361,31 +311,6 @@ class Session(Kept):
         beside = Session(program, plan, share=self, of_step=trains, poison=self._poison, capture=self._capture)
         self.allocated_bytes += beside.allocated_bytes
         return beside
-
-    def _of_size(self, inputs: Mapping[str, Any]) -> Session | None:
-        """The session of this step for a smaller batch, if that is what was given; it is compiled for the first one.
-
-        Raises:
-            InputError: there is no such step; says why.
-            DoesNotFitError: see `evaluate`.
-        """
-        if self._make_step is None or self.update is not None or not isinstance(inputs, Mapping):
-            return None
-        shapes = smaller(self.program.required_inputs, inputs)
-        if shapes is None:
-            return None
-        key = tuple(shapes.items())
-        with self._turn.lock:
-            if key not in self._steps_of:
-                try:
-                    self._steps_of[key] = self._bound_beside(*self._make_step(shapes))
-                except (UnsupportedError, UsageError, SessionError) as error:
-                    try:
-                        check_inputs(self._inputs, inputs)
-                    except InputError as wrong:
-                        raise InputError(f"{wrong}. A smaller batch has no step of its own: {error}") from None
-                    raise
-            return self._steps_of[key]
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
         """The inputs of each run of the body, checked."""

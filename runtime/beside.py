@@ -1,4 +1,4 @@
-"""Evaluations beside a session's step: programs that read its weights and run in its arena, each bound once."""
+"""Programs beside a session's step, which run in its memory: evaluations, and the step for smaller batches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from foreplan.arguments import names_in
-from foreplan.errors import InputError
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
+from foreplan.runtime.inputs import shape_of
 from foreplan.runtime.result import Result
 
 Bound = TypeVar("Bound")
@@ -41,7 +39,7 @@ class Evaluation:
         return Result(loss, rest, metrics=metrics)
 
 
-class Make(Protocol):
+class MakeEvaluation(Protocol):
     """What compiles an evaluation, in no more memory than a step's arena has."""
 
     def __call__(
@@ -61,30 +59,34 @@ class MakeStep(Protocol):
 class Beside:
     """What compiles the programs that run beside a step, in its memory."""
 
-    evaluation: Make
+    evaluation: MakeEvaluation
     step: MakeStep
 
 
 @dataclass
-class Evaluations(Generic[Bound]):
+class Programs(Generic[Bound]):
     """Those of one session.
 
     Attributes:
-        make: compiles one.
-        bound: those that were asked for, each bound: one for each set of shapes, outputs and metrics.
+        make: compiles them.
+        trains: whether there are steps for smaller batches.
+        evaluations: those that were asked for, each bound, by shapes, outputs and metrics.
+        steps: likewise, by shapes.
     """
 
-    make: Make
-    bound: dict[Any, tuple[Evaluation, Bound]] = field(default_factory=dict)
+    make: Beside
+    trains: bool
+    evaluations: dict[Any, tuple[Evaluation, Bound]] = field(default_factory=dict)
+    steps: dict[Any, Bound] = field(default_factory=dict)
 
-    def find(
+    def evaluation(
         self,
         given: Mapping[str, Any],
         outputs: Iterable[str] | None,
         metrics: Metrics,
         bind: Callable[[Program, Plan], Bound],
     ) -> tuple[Evaluation, Bound]:
-        """The one for some arrays, compiled and bound when it is first asked for.
+        """The evaluation of some arrays, compiled and bound when it is first asked for.
 
         Raises:
             InputError, UsageError, UnsupportedError, DoesNotFitError: see `Session.evaluate`.
@@ -93,15 +95,18 @@ class Evaluations(Generic[Bound]):
         names = None if outputs is None else tuple(names_in("outputs", outputs))
         chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
         key = tuple(sorted(shapes.items())), names, tuple(chosen.items())
-        if key not in self.bound:
-            made = self.make(shapes, names, chosen)
-            self.bound[key] = made, bind(made.program, made.plan)
-        return self.bound[key]
+        if key not in self.evaluations:
+            made = self.make.evaluation(shapes, names, chosen)
+            self.evaluations[key] = made, bind(made.program, made.plan)
+        return self.evaluations[key]
 
+    def step(self, shapes: Mapping[str, tuple[int, ...]], bind: Callable[[Program, Plan], Bound]) -> Bound:
+        """The training step for inputs of these shapes, likewise.
 
-def shape_of(name: str, array: Any) -> tuple[int, ...]:
-    """The shape of what was given as an array."""
-    try:
-        return tuple(int(extent) for extent in (array.shape if hasattr(array, "shape") else np.shape(array)))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name!r} cannot be made an array: {error}") from None
+        Raises:
+            UsageError, UnsupportedError, DoesNotFitError: there is none.
+        """
+        key = tuple(sorted(shapes.items()))
+        if key not in self.steps:
+            self.steps[key] = bind(*self.make.step(shapes))
+        return self.steps[key]
