@@ -194,11 +194,10 @@ class Session(Sizes):
             SessionError: an earlier step was interrupted.
         """
         inputs = {} if inputs is None else inputs
-        if self._is_smaller(inputs):
-            with self._turn.lock:
-                return self._of_size(inputs).step(inputs)
-        parts = self._parts(inputs)
+        parts = self._parts_unless_smaller(inputs)
         with self._turn.lock:
+            if parts is None:
+                return self._of_size(inputs).step(inputs)
             return self._finish(self._begin(parts, {}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
@@ -293,9 +292,9 @@ class Session(Sizes):
         try:
             self._taking.add(get_ident())
             for batch in batches:
-                if self._is_smaller(batch):
+                arrays = self._parts_unless_smaller(batch)
+                if arrays is None:
                     return batch, None
-                arrays = self._parts(batch)
                 with self._turn.lock:
                     self._body.write_ahead(arrays[0])
                 return arrays, None
@@ -311,6 +310,15 @@ class Session(Sizes):
         beside = Session(program, plan, share=self, of_step=trains, poison=self._poison, capture=self._capture)
         self.allocated_bytes += beside.allocated_bytes
         return beside
+
+    def _parts_unless_smaller(self, inputs: Mapping[str, Any]) -> list[Arrays] | None:
+        """The inputs of each run of the body, checked; None for a batch that takes another step."""
+        try:
+            return self._parts(inputs)
+        except InputError:
+            if self._is_smaller(inputs):
+                return None
+            raise
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
         """The inputs of each run of the body, checked."""
