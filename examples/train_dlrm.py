@@ -38,10 +38,8 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     feeds = ({**inputs(known, pick), "target": labels[pick]} for pick in order)
     losses = fit(session, feeds, epochs, steps)
 
-    # Evaluation is a graph of its own. It uses the trained weights where they lie.
     everyone = np.arange(len(test[2]))
-    evaluation = fp.compile(fp.models.dlrm(len(everyone), **SIZES), target="cpu").bind(share=session)
-    logits = evaluation.step(inputs(test, everyone)).outputs["logits"]
+    logits = session.evaluate(inputs(test, everyone)).outputs["logits"]  # in the arena of the step
     accuracy = float(((logits > 0) == test[2]).mean())
     print(f"accuracy {accuracy:.1%} on {len(everyone)} patients that it has not seen")
     return losses, accuracy

@@ -39,10 +39,8 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     order = batches(len(train_rows), BATCH, 1 + epochs * steps * BATCH // len(train_rows))
     losses = fit(session, (split(train_rows[pick]) for pick in order), epochs, steps)
 
-    measure = fp.compile(fp.evaluation(model(BATCH), fp.losses.cross_entropy), target="cpu:threads=1").bind(
-        share=session
-    )
-    test = [measure.step(split(test_rows[pick])).outputs["loss"] for pick in batches(len(test_rows), BATCH, 1)]
+    picks = batches(len(test_rows), BATCH, 1)
+    test = [session.evaluate(split(test_rows[pick]), outputs=[]).loss for pick in picks]
     perplexity = math.exp(np.mean(test))
     print(
         f"perplexity {perplexity:.2f} a character; by frequencies alone {unigram_perplexity(train_rows, test_rows):.2f}"

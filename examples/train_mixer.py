@@ -29,8 +29,7 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     order = batches(len(images), BATCH, epochs * steps)  # more passes than are needed
     feeds = ({"images": images[pick], "target": labels[pick]} for pick in order)
     losses = fit(session, feeds, epochs, steps)
-    graph = fp.models.mixer_b16(len(test_images), **SIZES)
-    return losses, recognised(session, graph, test_images, test_labels, "cpu")
+    return losses, recognised(session, test_images, test_labels)
 
 
 def main() -> None:

@@ -63,9 +63,8 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     order = batches(len(train_rows), BATCH, 1 + epochs * steps * BATCH // len(train_rows))
     losses = fit(session, (split(train_rows[pick], rng) for pick in order), epochs, steps)
 
-    measure = fp.compile(fp.evaluation(model(), fp.losses.cross_entropy), target="cpu:threads=1").bind(share=session)
     tests = [split(test_rows[pick], rng) for pick in batches(len(test_rows), BATCH, 1)]
-    loss = float(np.mean([measure.step(test).outputs["loss"] for test in tests]))
+    loss = float(np.mean([session.evaluate(test, outputs=[]).loss for test in tests]))
     answers = np.concatenate([test["target"] for test in tests])
     shares = np.bincount(answers.ravel()) / answers.size
     print(f"loss on other text {loss:.3f}; by frequencies alone {-np.log(shares[answers]).mean():.3f}")

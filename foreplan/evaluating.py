@@ -89,12 +89,14 @@ def step_of(step: Compiled, shapes: Mapping[str, Shape]) -> Compiled:
     """
     options, model = step.options, step.model
     several = options.ranks > 1 or options.stages > 1 or step.update is not None
-    if model is None or model.updates or several or options.prefetch or step.host_bytes:
+    if model is None or several or options.prefetch or step.host_bytes:
         raise UsageError(
-            "a step takes one batch alone that has micro-batches, prefetch, copies on the host or several ranks, whose "
-            f"model updates what it stores, or that comes from a plan file: {_LEFT_OUT}"
+            "a step takes one batch alone that has micro-batches, prefetch, copies on the host or several ranks, or "
+            f"that comes from a plan file: {_LEFT_OUT}"
         )
     graph = _resized(model, shapes, _LEFT_OUT)
+    if lost := [old.name for old in model.updates if old.name not in {each.name for each in graph.updates}]:
+        raise UsageError(f"what the step makes of {lost[0]!r} may depend on all samples: {_LEFT_OUT}")
     return _fitted(step, graph, replace(options, loss=_sized(options.loss, shapes)), "a step of this batch", _LEFT_OUT)
 
 
@@ -152,7 +154,7 @@ def _graph(
         loss = _sized(loss, shapes)
         targets = [x for x in attach_loss(model, loss).inputs if x not in model.inputs and x.init is None]
         has_loss = not targets or any(x.name in shapes for x in targets)
-    graph = weights_as_trained(model, options.selection, options.narrow_weights)
+    graph = weights_as_trained(replace(model, updates={}), options.selection, options.narrow_weights)
     found = dict(select_outputs(graph, names).outputs)
     if not has_loss:
         if chosen:

@@ -104,7 +104,10 @@ def check_state(mine: tuple[Program, Plan], theirs: tuple[Program, Plan]) -> Non
     if own != other or mine[1].heights[STATE] != theirs[1].heights[STATE]:
         names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
         what = f" {names[0]!r}" if names else " what they keep"
-        raise SessionError(f"steps of {mine[0].model!r} with batches of two sizes do not keep{what} in the same way")
+        raise SessionError(
+            f"steps of {mine[0].model!r} with batches of two sizes do not keep{what} in the same way: "
+            "leave that batch out, or fill it up with other samples"
+        )
 
 
 def _end(program: Program, plan: Plan) -> int:

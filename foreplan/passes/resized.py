@@ -72,7 +72,7 @@ def resized(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
     """The model for another number of samples, which each give what they gave before.
 
     Args:
-        graph: a model in inference form. Its updates are left out: they may depend on all samples.
+        graph: a model in inference form. Updates that depend on samples are left out: they may need all of them.
         shapes: of its inputs in the new model, by name. Inputs that are left out stay as they are, and so do shapes
             that are as before. The others differ along one axis each, and all by the same factor.
 
@@ -80,7 +80,6 @@ def resized(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
         UnsupportedError: the shapes are no other number of samples; or a sample depends on others; or an op does not
             say what of its inputs a part of its results needs. Names the node.
     """
-    graph = replace(graph, updates={})
     given = {value: shapes[value.name] for value in graph.inputs if value.name in shapes}
     axes = {value: _changed_axis(value, shape) for value, shape in given.items() if shape != value.shape}
     if not axes:
@@ -94,8 +93,10 @@ def resized(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
         if old == 1:
             raise _Mixed("a batch of one sample does not show which axes are the batch's")
         inputs = {value: Samples(axis, value.shape[axis] // old) for value, axis in axes.items()}
+        dependent = _dependent(graph, inputs)
+        graph = replace(graph, updates={x: y for x, y in graph.updates.items() if y not in dependent})
         places = _Places(old)
-        places.find(graph, inputs)
+        places.find(graph, inputs, dependent)
         return _rebuilt(graph, places, new)
     except (_Mixed, ForeplanError) as error:
         raise UnsupportedError(
@@ -128,13 +129,12 @@ class _Places:
     count: int
     found: dict[Value, Samples] = field(default_factory=dict)
 
-    def find(self, graph: Graph, inputs: Mapping[Value, Samples]) -> None:
+    def find(self, graph: Graph, inputs: Mapping[Value, Samples], dependent: Collection[Value]) -> None:
         """Find the places, from the results of a model to its inputs.
 
         Raises:
             _Mixed: that cannot be told.
         """
-        dependent = _dependent(graph, inputs)
         for result in graph.results:
             if result in dependent:
                 node = graph.producer.get(result)
@@ -320,7 +320,8 @@ def _rebuilt(graph: Graph, places: _Places, new: int) -> Graph:
         b.append(Node(op, inputs, made, node.name, node.source), inferred=True, reserved=True)
         now.update(zip(node.outputs, made))
     outputs = {name: now[value] for name, value in graph.outputs.items()}
-    return b.finish(outputs, {}, None if graph.loss is None else now[graph.loss])
+    updates = {now[old]: now[value] for old, value in graph.updates.items()}
+    return b.finish(outputs, updates, None if graph.loss is None else now[graph.loss])
 
 
 def _of_samples(node: Node, places: _Places, new: int) -> Op:
