@@ -112,6 +112,8 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
     if array.shape != want:
         has, of = array.shape, "" if micro_batches is None else f", {micro_batches} micro-batches,"
         hint = f": write .reshape({', '.join(map(str, want))})" if of and array.size == math.prod(want) else ""
+        if of and not hint and array.ndim == len(want) and all(a <= b for a, b in zip(array.shape, want)):
+            hint = ": with micro-batches, leave a smaller batch out, or fill it up with other samples"
         raise InputError(f"{slot.name!r} must have the shape {list(want)}{of or ','} and has {list(has)}{hint}")
     check_elements(slot, array)
     if slot.init is not None and slot.is_rate and (array.dtype.kind == "b" or not 0.0 <= array < math.inf):

@@ -21,7 +21,7 @@ from foreplan.runtime.beside import Beside, Programs
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.half import Half
-from foreplan.runtime.inputs import check_inputs, micro_batch
+from foreplan.runtime.inputs import check_inputs, micro_batch, smaller
 from foreplan.runtime.kept import WAY_OUT
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
@@ -315,9 +315,11 @@ class Session(Sizes):
         """The inputs of each run of the body, checked; None for a batch that takes another step."""
         try:
             return self._parts(inputs)
-        except InputError:
+        except InputError as error:
             if self._is_smaller(inputs):
                 return None
+            if self._beside is not None and self.program.loss is None and smaller(self.program, inputs) is not None:
+                raise InputError(f"{error}; `evaluate` takes any number of samples") from None
             raise
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:

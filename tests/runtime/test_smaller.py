@@ -125,7 +125,7 @@ def mixes(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"accumulate": 2}, "must have the shape"),
+        ({"accumulate": 2}, "must have the shape .* leave a smaller batch out, or fill it up"),
         (
             {"prefetch": True},
             r"must have the shape \[8, 5\], and has \[3, 5\]. A smaller batch has no step.*leave that batch",
@@ -135,12 +135,14 @@ def mixes(x: Any) -> Any:
 )
 def test_what_has_no_step_for_it_is_told(options: dict[str, Any], told: str) -> None:
     graph = options.pop("graph", None) or classifier(8)
-    session = fp.compile(graph, LOSS, fp.optim.SGD(0.1), target="numpy", **options).bind()
+    session, batch = fp.compile(graph, LOSS, fp.optim.SGD(0.1), target="numpy", **options).bind(), data(3)
+    if "accumulate" in options:
+        batch = {name: np.stack([array, array]) for name, array in batch.items()}
     before = dict(session.stored)
     with pytest.raises(fp.InputError, match=told):
-        session.step(data(3))
+        session.step(batch)
     with pytest.raises(fp.InputError, match=told):
-        next(session.steps([data(3)]))
+        next(session.steps([batch]))
     assert all((session.stored[name] == array).all() for name, array in before.items())
 
 
@@ -162,5 +164,5 @@ def test_what_is_no_smaller_batch_is_refused_as_before(batch: dict[str, Any], to
 
 
 def test_inference_takes_its_batch_alone() -> None:
-    with pytest.raises(fp.InputError, match="must have the shape"):
+    with pytest.raises(fp.InputError, match=r"must have the shape .*; `evaluate` takes any number of samples"):
         fp.compile(classifier(8), target="numpy").bind().step({"x": data(3)["x"]})
