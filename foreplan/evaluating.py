@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foreplan.compiled import Compiled
 
 _BY_HAND = "compile foreplan.evaluation(model of that batch, loss) and bind it with share=this session"
-_SMALLER = f"evaluate fewer samples at a time, or return less (outputs=[]); or, with memory of its own, {_BY_HAND}"
+_SMALLER = f"return less (outputs=[]), or evaluate fewer samples at a time; or, with memory of its own, {_BY_HAND}"
 _LEFT_OUT = "leave that batch out, or fill it up with other samples"
 
 

@@ -318,7 +318,8 @@ class Session(Sizes):
         except InputError as error:
             if self._is_smaller(inputs):
                 return None
-            if self._beside is not None and self.program.loss is None and smaller(self.program, inputs) is not None:
+            infers = self._beside is not None and self.program.loss is None and self.program.ranks == 1
+            if infers and smaller(self.program, inputs) is not None:
                 raise InputError(f"{error}; `evaluate` takes any number of samples") from None
             raise
 

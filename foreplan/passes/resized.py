@@ -155,6 +155,11 @@ class _Places:
             else:
                 self.found = found
                 return
+        if not result.shape:
+            raise _Mixed(
+                f"the result {result.name!r} is one number of all samples, and no mean over them; a loss is given to "
+                "compile instead"
+            )
         raise refused or _Mixed(f"no axis of the result {result.name!r} ({result.type}) has the samples")
 
     def _possible(self, value: Value) -> list[Samples]:

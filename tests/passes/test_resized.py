@@ -81,6 +81,7 @@ X = spec((6, 4))
         (lambda x: x.sum(0), "no axis of the result 'reduce'"),
         (lambda x: x @ x.T, r"'matmul' .* reads all of 'x' \(float32\[6,4\]\) for one sample"),
         (lambda x: x - x.mean(0), "reads all of 'reduce' .* for one sample"),
+        (lambda x: (x * x).sum(), "'reduce' is one number of all samples, and no mean over them"),
         (lambda x: x.reshape(3, 2, 4), "no axis of the result"),
         (lambda x: x.reshape(4, 6).T, "joins the samples with something else"),
         (lambda x: x[::-1], "does not compute one sample by itself"),
