@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from foreplan.api import compile, differentiate, evaluation, inference, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
     from foreplan.frontend import from_onnx, losses, metrics, nn, scan, spec, trace
-    from foreplan.frontend.nn import gradient, stop_gradient, straight_through
+    from foreplan.frontend.nn import custom_gradient, gradient, stop_gradient, straight_through
     from foreplan.modules import from_torch
     from foreplan.passes import optimizer as optim
     from foreplan.passes.choose_trained import frozen
@@ -60,6 +60,7 @@ _HOME = {
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
     "from_torch": "foreplan.modules",
+    "custom_gradient": "foreplan.frontend.nn",
     "gradient": "foreplan.frontend.nn",
     "stop_gradient": "foreplan.frontend.nn",
     "straight_through": "foreplan.frontend.nn",
@@ -93,6 +94,7 @@ __all__ = [
     "ValueNeededError",
     "VerificationError",
     "compile",
+    "custom_gradient",
     "differentiate",
     "evaluation",
     "from_onnx",

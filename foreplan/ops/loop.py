@@ -22,7 +22,8 @@ WORTH_KEEPING = 64  # operations an element: what takes more is kept for backwar
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str) -> Graph:
+def parsed_body(text: str) -> Graph:
+    """The graph that an op has as text; the same object for the same text, as long as that is remembered."""
     body = parse_graph(text, "the body of a loop")
     return replace(body, nodes=tuple(replace(node, source="") for node in body.nodes))
 
@@ -73,7 +74,7 @@ class Loop(Op):
     @cached_property
     def graph(self) -> Graph:
         """The body; its values are the op's own, known by identity, whatever the cache of parsed texts forgets."""
-        return _parsed(self.body)
+        return parsed_body(self.body)
 
     @property
     def results(self) -> tuple[Value, ...]:

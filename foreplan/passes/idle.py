@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from foreplan.graph import Graph, Node, Value
+from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.expr import Arg, Call, Expr, derivative, subexpressions
 from foreplan.ops.expr.nodes import is_literal
 from foreplan.ops.map import Map
@@ -70,6 +71,8 @@ def _passed(node: Node) -> set[Value]:
             flows = derivative(expr, Arg(count + len(node.outputs) + i), Arg(count + i))
             found |= {index for index, flow in flows.items() if not _is_zero(flow)}
         inputs = tuple(node.inputs[index] for index in found)
+    if isinstance(node.op, CustomGradient):
+        inputs = tuple(node.op.reached(node.inputs))
     return {value for value in inputs if value.dtype.is_float}
 
 

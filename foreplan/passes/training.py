@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
 from foreplan.graph.types import DTYPES
+from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import ByMode, Mark
 from foreplan.passes.rewrite import rewrite
@@ -52,9 +53,9 @@ def without_marks(graph: Graph) -> Graph:
     """The graph without marks for differentiation, once that is done, or where it never will be."""
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[:1] if isinstance(node.op, Mark) else None
+        return inputs[: len(node.outputs)] if isinstance(node.op, Mark | CustomGradient) else None
 
-    if not any(isinstance(node.op, Mark) for node in graph.nodes):
+    if not any(isinstance(node.op, Mark | CustomGradient) for node in graph.nodes):
         return graph
     return _without_idle_updates(rewrite(graph, replace))
 

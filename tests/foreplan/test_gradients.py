@@ -156,3 +156,69 @@ def test_marks_leave_no_trace_in_a_program(train: bool) -> None:
 def test_what_stands_for_a_gradient_has_the_type_of_the_result() -> None:
     with pytest.raises(fp.ForeplanError, match="must have one type"):
         fp.trace(lambda x: fp.straight_through(x, x[:2]), fp.spec((4, 6)))
+
+
+@fp.custom_gradient
+def clipped(x: fp.Tensor, scale: fp.Tensor) -> Any:
+    """x times a scale; its gradients are clipped, and what is clipped depends on both cotangents."""
+    y, z = x * scale, np.tanh(x)
+
+    def backward(of_y: fp.Tensor, of_z: fp.Tensor) -> Any:
+        return np.clip(of_y * scale, -0.1, 0.1) + of_z * of_z, (of_y * x).sum(axis=0) * 3.0
+
+    return (y, z), backward
+
+
+@jax.custom_vjp
+def clipped_by_jax(x: Any, scale: Any) -> Any:
+    return x * scale, jnp.tanh(x)
+
+
+def _forward(x: Any, scale: Any) -> Any:
+    return clipped_by_jax(x, scale), (x, scale)
+
+
+def _backward(kept: Any, flows: Any) -> Any:
+    (x, scale), (of_y, of_z) = kept, flows
+    return jnp.clip(of_y * scale, -0.1, 0.1) + of_z * of_z, (of_y * x).sum(axis=0) * 3.0
+
+
+clipped_by_jax.defvjp(_forward, _backward)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize("both", [True, False])
+def test_a_gradient_that_is_given_is_the_one_that_is_used(target: str, both: bool) -> None:
+    v = np.linspace(0.5, 2.0, 3, dtype=np.float32)
+
+    def model(x: fp.Tensor) -> fp.Tensor:
+        y, z = clipped(np.tanh(x @ fp.nn.parameter("w", (6, 3), W)), fp.nn.parameter("v", (3,), v))
+        return (y**2 + z**3 if both else y**2).mean()
+
+    def by_jax(w: Any, v: Any) -> Any:
+        y, z = clipped_by_jax(jnp.tanh(X @ w), v)
+        return (y**2 + z**3 if both else y**2).mean()
+
+    graph = fp.trace(model, fp.spec((4, 6)))
+    assert len(graph.inputs) == 1
+    step = fp.compile(graph, lambda y: y, None, target=target)
+    assert not any(node.op.name == "custom_gradient" for node in step.graph.nodes)
+    found = step.bind().step({"x": X})
+    loss, (of_w, of_v) = jax.value_and_grad(by_jax, (0, 1))(W, v)
+    assert found.loss == pytest.approx(float(loss), rel=1e-5)
+    np.testing.assert_allclose(found.gradients["w"], of_w, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.gradients["v"], of_v, rtol=1e-4, atol=1e-6)
+    (same,) = fp.compile(graph, target=target).bind().step({"x": X}).outputs.values()
+    assert same == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_gradient_that_is_given_wrongly_is_refused() -> None:
+    one = fp.custom_gradient(lambda x: x * 2.0)
+    with pytest.raises(fp.UsageError, match="is to return its result and a function"):
+        fp.trace(lambda x: one(x), fp.spec((4, 6)))
+    two = fp.custom_gradient(lambda x: (x * 2.0, lambda g: (g, g)))
+    with pytest.raises(fp.UsageError, match="has 1 arguments, and its backward gives 2 gradients"):
+        fp.trace(lambda x: two(x), fp.spec((4, 6)))
+    other = fp.custom_gradient(lambda x: (x * 2.0, lambda g: g.sum(axis=0)))
+    with pytest.raises(fp.ShapeError, match="the gradient of argument 0"):
+        fp.trace(lambda x: other(x), fp.spec((4, 6)))

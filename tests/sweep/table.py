@@ -198,7 +198,7 @@ _READ = Smooth(lambda op, types: 64)
 # `gradient`: a pass puts its nodes in their place before anything has a kernel for them
 # (`tests/passes/test_expand_gradients.py`). `loop`: its kernels are plans of its body, and
 # `tests/frontend/test_scan_drawn.py` draws those.
-WITHOUT_KERNEL = {"gradient", "loop"}
+WITHOUT_KERNEL = {"custom_gradient", "gradient", "loop"}
 # Of all ranks of a job: tests/ranks/test_collectives.py draws them, and tests/gpu/test_nccl.py for cards.
 OF_RANKS = {
     *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "rank_broadcast", "shift"),

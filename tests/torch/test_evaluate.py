@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
 
 import foreplan as fp  # noqa: E402
-from foreplan.frontend.torch.exported import from_exported  # noqa: E402
 from tests.profile import values  # noqa: E402
 
 torch.set_num_threads(1)
@@ -80,21 +78,20 @@ MODULES: dict[str, tuple[Callable[[], Any], Callable[[int], Any]]] = {
     ),
     "sizes": (lambda: Called(lambda s, x: s.m[0](x.view(x.size(0), -1)), tnn.Linear(24, 3)), rows),
 }
-ROADS = {"onnx": fp.from_torch, "exported": from_exported}
 
 
-def made(name: str, road: str) -> tuple[Any, Any, str, Callable[[int], Any]]:
+def made(name: str) -> tuple[Any, Any, str, Callable[[int], Any]]:
     """A module in training mode, its graph, its input's name, and what draws inputs."""
     torch.manual_seed(0)
     make, draw = MODULES[name]
     module = make().train()
-    graph = ROADS[road](module, draw(BATCH))
+    graph = fp.from_torch(module, draw(BATCH))
     return module, graph, graph.inputs[0].name, draw
 
 
-@pytest.mark.parametrize(("name", "road"), values(MODULES, ROADS))
-def test_a_loop_with_a_smaller_last_batch(name: str, road: str) -> None:
-    module, graph, x, draw = made(name, road)
+@pytest.mark.parametrize("name", values(MODULES))
+def test_a_loop_with_a_smaller_last_batch(name: str) -> None:
+    module, graph, x, draw = made(name)
     session = fp.compile(graph, fp.losses.cross_entropy, fp.optim.AdamW(1e-2, weight_decay=0.01), target="numpy").bind()
     optimizer = torch.optim.AdamW(module.parameters(), 1e-2, weight_decay=0.01)
     for count in (BATCH, BATCH, 5, BATCH, 3):
@@ -106,9 +103,9 @@ def test_a_loop_with_a_smaller_last_batch(name: str, road: str) -> None:
         assert session.step({x: given, "target": target}).loss == pytest.approx(loss.item(), rel=2e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "road", "target"), values(MODULES, ROADS, ["numpy", "cpu:threads=1"]))
-def test_it_is_what_eval_gives(name: str, road: str, target: str) -> None:
-    module, graph, x, draw = made(name, road)
+@pytest.mark.parametrize(("name", "target"), values(MODULES, ["numpy", "cpu:threads=1"]))
+def test_it_is_what_eval_gives(name: str, target: str) -> None:
+    module, graph, x, draw = made(name)
     session = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), target=target).bind()
     session.step({x: draw(BATCH), "target": torch.randint(0, 3, (BATCH,))})
     session.to_torch(module)

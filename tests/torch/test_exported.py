@@ -187,6 +187,62 @@ class Deep(nn.Module):
         return y + self.extra(x) if self.training else y * 2
 
 
+class Reversed(torch.autograd.Function):
+    """What domain adaptation trains through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        """As it is."""
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        """The other way."""
+        return g.neg() * ctx.factor, None
+
+
+class Steps(torch.autograd.Function):
+    """Two results, of tensors that backward reads; a gradient of what was broadcast, and a result that has none."""
+
+    @staticmethod
+    def forward(x: Any, scale: Any) -> Any:
+        """Rounded, the place of the largest, and squared."""
+        return (x * scale).round(), x.argmax(1), x.square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """What backward needs."""
+        x, scale = inputs
+        ctx.save_for_backward(x, scale)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, rounded: Any, _: Any, squared: Any) -> Any:
+        """Not what differentiation gives: clipped."""
+        x, scale = ctx.saved_tensors
+        flow = (rounded * scale).clamp(-0.1, 0.1) + squared * 2 * x
+        return flow, (rounded * x).sum(0, keepdim=True)
+
+
+class Functions(nn.Module):
+    """Calls both, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.tensor([[3.0, 4.0, 5.0]]))
+
+    def forward(self, x: Any) -> Any:
+        """Of both kinds of heads."""
+        features = torch.tanh(self.a(x))
+        rounded, place, squared = Steps.apply(features, self.scale)
+        only, _, _ = Steps.apply(features * 0.5, self.scale)
+        one_hot = nn.functional.one_hot(place, 3).float()
+        return self.b(rounded + squared + only) + one_hot, self.c(Reversed.apply(features, 0.7))
+
+
 WORDS = torch.tensor([[0, 1, 2], [0, 0, 3]])
 MEANINGS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "detach": (lambda: Detached("detach"), (torch.randn(5, 4),)),
@@ -211,6 +267,7 @@ MEANINGS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None)),
         (torch.randn(4, 3, 6, 6) * 2 + 1,),
     ),
+    "autograd functions": (Functions, (torch.randn(5, 4),)),
     "training alone": (Deep, (torch.randn(8, 4),)),
 }
 
@@ -343,20 +400,6 @@ def test_what_training_draws_is_pytorchs_on_average_and_nothing_in_inference(lay
         assert abs(mine - wanted).max() < 0.3
 
 
-class Reversed(torch.autograd.Function):
-    """What domain adaptation trains through."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        """As it is."""
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        """The other way."""
-        return -g
-
-
 class Masked(nn.Module):
     """A shape that depends on data."""
 
@@ -365,17 +408,32 @@ class Masked(nn.Module):
         return x[x > 0]
 
 
-class ReversedLayer(nn.Module):
+class Doubled(torch.autograd.Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        """Twice x."""
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        """Twice."""
+        return g * 2
+
+
+class DoubledLayer(nn.Module):
     """Calls it."""
 
     def forward(self, x: Any) -> Any:
-        """As it is."""
-        return Reversed.apply(x)
+        """Twice x, plus one."""
+        return Doubled.apply(x + 1)
 
 
 def test_what_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"the gradient of Reversed, a torch\.autograd\.Function"):
-        fp.from_torch(ReversedLayer(), torch.randn(3))
+    with pytest.raises(UnsupportedError, match=r"Doubled, a torch\.autograd\.Function, writes its arguments"):
+        fp.from_torch(DoubledLayer(), torch.randn(3))
     with pytest.raises(UnsupportedError, match=r"'b\.weight' has bytes of 'a\.weight'.*tie them"):
         fp.from_torch(Shared(), torch.randn(3, 4))
     with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_exported\.py:\d+\): .*depends on data"):

@@ -7,6 +7,7 @@ import numpy as np
 from foreplan.export.emitter import Emitter
 from foreplan.export.table import writes
 from foreplan.graph import TensorType
+from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.marks import ByMode, Quantised, StopGradient, StraightThrough
 from foreplan.ops.random import Dropout
@@ -14,6 +15,11 @@ from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.unstack import Unstack
 
 _FIRST = -(2**63)  # as the end of a walk backward: past the first element
+
+
+@writes(CustomGradient)
+def _results(e: Emitter, op: CustomGradient, x: list[str], types: list[TensorType]) -> list[str]:
+    return x[: op.results]
 
 
 @writes(Dropout, ByMode, StopGradient, StraightThrough, Quantised)

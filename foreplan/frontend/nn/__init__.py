@@ -25,16 +25,14 @@ from foreplan.frontend.nn.functions import (
     cumsum,
     dropout,
     flatten,
-    gradient,
     join_heads,
     masked_mean,
     one_hot,
     split_heads,
     stochastic_depth,
-    stop_gradient,
-    straight_through,
     topk,
 )
+from foreplan.frontend.nn.gradients import custom_gradient, gradient, stop_gradient, straight_through
 from foreplan.frontend.nn.images import (
     pad,
     pixel_shuffle,
@@ -94,6 +92,7 @@ __all__ = [
     "conv_transpose",
     "cross_entropy",
     "cumsum",
+    "custom_gradient",
     "dropout",
     "gradient",
     "elu",

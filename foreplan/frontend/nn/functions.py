@@ -19,39 +19,6 @@ from foreplan.graph import Value, as_dtype
 from foreplan.ops import index, random, scan, sort
 from foreplan.ops import loss as losses
 from foreplan.ops.attention import ops as attending
-from foreplan.ops.marks import Gradient, StopGradient, StraightThrough
-
-
-def stop_gradient(x: Any) -> Tensor:
-    """x as it is, for which no gradient comes back; x of any shape and type."""
-    return _wrap(current().at().apply(StopGradient(), as_tensor(x).value))
-
-
-def straight_through(value: Any, through: Any) -> Tensor:
-    """`value` as it is, whose gradient goes to `through` instead; both of one shape and type.
-
-    `straight_through(round(x), x)` is x rounded, with the gradient of x (Bengio et al., 2013, arXiv:1308.3432).
-
-    Raises:
-        ShapeError: the shapes or types differ.
-    """
-    return _wrap(current().at().apply(StraightThrough(), as_tensor(value).value, as_tensor(through).value))
-
-
-def gradient(y: Any, *xs: Any) -> Any:
-    """The gradient of y, one number, with respect to each x that it is computed from, as part of the model.
-
-    A loss may hold it, such as the penalty of WGAN-GP (Gulrajani et al. 2017, arXiv:1704.00028): it is differentiated
-    once more. Ops take their training form first, so in a training step it is the gradient of what that step computes.
-
-    Returns:
-        A tensor of x's shape and type; for several, a tuple of them. Zeros for an x that y does not depend on.
-
-    Raises:
-        ShapeError: y is more than one number, or an x holds integers.
-    """
-    found = current().at().node(Gradient(), as_tensor(y).value, *(as_tensor(x).value for x in xs))
-    return _wrap(found[0]) if len(found) == 1 else tuple(map(_wrap, found))
 
 
 def dropout(x: Any, ratio: float = 0.5) -> Tensor:

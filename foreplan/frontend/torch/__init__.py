@@ -4,6 +4,7 @@ Importing this package does not import `torch`.
 
     importer.py   a module → Graph
     exporting.py  the module's programs, in training mode and in evaluation mode
+    functions.py  autograd functions, whose backward is traced too
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn
     places.py     what is written in place, and views

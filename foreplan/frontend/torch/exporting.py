@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.frontend.torch.functions import functions_traced
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
 
     name = type(module).__name__
     try:
-        with _quiet(), _gradients_in_python(), _means_of_all_batches(module):
+        with _quiet(), functions_traced(), _means_of_all_batches(module):
             return torch.export.export(module, example, dict(kwargs), strict=False)
     except UnsupportedError:
         raise
@@ -68,29 +69,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _gradients_in_python() -> Iterator[None]:
-    """While the body runs, an `autograd.Function` is refused: the export keeps what it gives, and not its backward."""
-    import torch
-
-    function: Any = torch.autograd.Function
-    before = function.__dict__["apply"]
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__.startswith("GeneratedBackwardFor_"):  # of an op of a library, which stays whole in the graph
-            return before.__get__(None, cls)(*args, **kwargs)
-        raise UnsupportedError(
-            f"the gradient of {cls.__qualname__}, a torch.autograd.Function, is Python code that no graph holds; write "
-            "it with detach(): x + (y - x).detach() passes the gradient straight through"
-        )
-
-    function.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        function.apply = before
 
 
 @contextlib.contextmanager

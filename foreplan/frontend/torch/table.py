@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 Handler = Callable[..., Any]
 Given = TypeVar("Given", bound=Handler)
 _MODULES = (
-    *("attention", "elementwise", "indices", "layers", "losses", "products"),
+    *("attention", "elementwise", "gradients", "indices", "layers", "losses", "products"),
     *("random", "recurrent", "reductions", "shapes", "vision"),
 )
 

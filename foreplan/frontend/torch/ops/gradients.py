@@ -1,0 +1,41 @@
+"""The ops that tie a result to its gradient: see `functions.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.functions import COTANGENT, TIED
+from foreplan.frontend.torch.table import aten
+from foreplan.frontend.tracing.elementwise import convert
+from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.graph import Value
+from foreplan.ops.custom_gradient import with_gradient
+
+
+@aten(COTANGENT)
+def _cotangent(c: Call, y: Any) -> Tensor:
+    return c.wrap(c.b.input("cotangent", c.tensor(y).value.type))
+
+
+@aten(TIED)
+def _tied(
+    c: Call, ys: Sequence[Any], xs: Sequence[Any], cotangents: Sequence[Tensor], gradients: Sequence[Any]
+) -> list[Tensor]:
+    results, tensors = [c.value(y) for y in ys], [c.value(x) for x in xs]
+    found = [_fitting(c, g, x) for g, x in zip(gradients, tensors)]
+    return [c.wrap(y) for y in with_gradient(c.b, results, tensors, [g.value for g in cotangents], found)]
+
+
+def _fitting(c: Call, gradient: Any, x: Value) -> Value | None:
+    """A gradient in its tensor's shape and type: PyTorch adds up what a tensor was broadcast to."""
+    if gradient is None or not x.dtype.is_float:
+        return None
+    g: Any = convert(c.tensor(gradient), x.dtype)
+    extra = g.ndim - len(x.shape)
+    axes = tuple(i for i, n in enumerate(g.shape) if i < extra or (x.shape[i - extra] == 1 and n != 1))
+    total = np.sum(g, axis=axes, keepdims=True) if axes else g
+    return c.value(total.reshape(x.shape) if total.shape != x.shape else total)
