@@ -80,7 +80,7 @@ $(VENV)/.browser: $(VENV)/.test pyproject.toml
 
 # The last two lines get PyTorch's page of snapshots and the d3 that it loads, for tests that open it.
 $(VENV)/.torch: $(VENV)/.test pyproject.toml
-	$(BIN)/python -m pip install --quiet '$(TORCH)' onnxscript peft transformers torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' onnxscript peft transformers torchvision timm diffusers optax expecttest --editable '.[demo,test,torch,tensorboard]'
 	$(BIN)/python -m pip install --quiet --no-deps mpld3
 	$(BIN)/python -m tests.torch.memory_viz || true
 	@touch $@

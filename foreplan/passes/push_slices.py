@@ -60,7 +60,7 @@ def _wanted(graph: Graph, node: Node, plans: dict[Node, Narrowed]) -> Slice | No
         return None
     wanted: set[Slice] = set()
     for reader in graph.readers[first]:
-        if isinstance(reader.op, Slice):
+        if isinstance(reader.op, Slice) and reader not in plans:
             wanted.add(reader.op)
             continue
         cuts = plans[reader].inputs if reader in plans else []

@@ -112,6 +112,21 @@ WHOLE = {
 }
 
 
+def test_a_slice_of_a_slice_along_another_axis() -> None:
+    after = check(
+        "%m: float64[2,6,4] = map(exprs=('(a0 * 2.0)',)) [%x] as %m\n"
+        "%s: float64[2,6,1] = slice(starts=(0, 0, 2), shape=(2, 6, 1), steps=(1, 1, 1)) [%m] as %s\n"
+        "%u: float64[2,6,4] = broadcast(shape=(2, 6, 4)) [%s] as %u\n",
+        "u",
+    )
+    assert "%x/part: float64[2,1,1] = slice(starts=(0, 2, 2), shape=(2, 1, 1), steps=(1, 1, 1)) [%x]" in nodes(after)
+    inner = "%s: float64[2,1,4] = slice(starts=(0, 2, 0), shape=(2, 1, 4), steps=(1, 1, 1)) [%m] as %s\n"
+    text = HEAD + "%m: float64[2,6,4] = map(exprs=('(a0 * 2.0)',)) [%x] as %m\n" + inner
+    text += "%y: float64[2,1,1] = slice(starts=(0, 0, 2), shape=(2, 1, 1), steps=(1, 1, 1)) [%s] as %y\n"
+    before = parse_graph(text + "%z: float64[2,1,1] = map(exprs=('tanh(a0)',)) [%y] as %z\noutput %z = %z\n")
+    same_results(before, push_slices(before))
+
+
 @pytest.mark.parametrize(("middle", "last"), WHOLE.values(), ids=WHOLE)
 def test_what_is_needed_whole_stays(middle: str, last: str) -> None:
     outputs = [line + "\n" for line in middle.splitlines() if line.startswith("output")]

@@ -7,6 +7,9 @@ Importing this package does not import `torch`.
     functions.py  autograd functions, whose backward is traced too
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn
+    opened.py     what PyTorch makes of an op that has no entry in the table
+    autocast.py   the types within `torch.autocast`
+    writes.py     which tensors are written in place
     places.py     what is written in place, and views
     pairs.py      complex numbers
     call.py       one call of an op, as its handler sees it

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -17,7 +18,16 @@ from foreplan.ops.random import Random
 
 
 def dtype_of(torch_dtype: Any) -> DType:
-    """foreplan's element type for PyTorch's."""
+    """foreplan's element type for PyTorch's.
+
+    Raises:
+        UnsupportedError: it is complex.
+    """
+    if torch_dtype.is_complex:
+        raise UnsupportedError(
+            f"a {torch_dtype} tensor that is given, kept or returned: a graph holds real numbers; keep "
+            "torch.view_as_real(z) [..., 2], and take torch.view_as_complex of it where it is used"
+        )
     return as_dtype(str(torch_dtype).removeprefix("torch."))
 
 
@@ -80,7 +90,7 @@ class Call:
         """A tensor, array or number as a tensor, of an element type if one is given."""
         if isinstance(x, bool | int | float):
             x = np.asarray(x, None if dtype is None else dtype.numpy)
-        found = as_tensor(x, dtype)
+        found = as_tensor(x, as_dtype(x.dtype) if isinstance(x, np.ndarray) else dtype)
         return found if dtype is None else convert(found, dtype)
 
     def value(self, x: Any, dtype: DType | None = None) -> Value:

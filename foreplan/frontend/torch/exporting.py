@@ -128,7 +128,7 @@ def _same(training: Any, inference: Any) -> bool:
         return [node for node in program.graph.nodes if node not in counting]
 
     ours, theirs = nodes(training), nodes(inference)
-    if len(ours) != len(theirs):
+    if len(ours) != len(theirs) or any(_in_any_mode(node) for node in theirs):
         return False
     place = {node: i for i, node in enumerate(ours)} | {node: i for i, node in enumerate(theirs)}
 
@@ -144,6 +144,17 @@ def _same(training: Any, inference: Any) -> bool:
         return node.op, str(node.target), repr(given), repr({k: v for k, v in named.items() if k not in _OF_MODE})
 
     return all(shown(a) == shown(b) for a, b in zip(ours, theirs))
+
+
+def _in_any_mode(node: torch.fx.Node) -> bool:
+    """Whether a node of the program of inference drops, or takes the statistics of its batch, all the same."""
+    if not hasattr(node.target, "_schema"):
+        return False
+    given = dict(zip((each.name for each in node.target._schema.arguments), node.args)) | dict(node.kwargs)
+    if given.get("running_mean", node) is None:  # there are no others
+        return False
+    told = any(given.get(name) for name in ("train", "training"))
+    return bool(given.get("dropout_p")) or (told and bool(given.get("p", 1)))
 
 
 def _text_of(node: torch.fx.Node) -> str:

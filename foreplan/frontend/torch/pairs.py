@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.call import dtype_of
+from foreplan.frontend.torch.ops.elementwise import broadcast
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -46,8 +48,17 @@ _EACH = frozenset(
         "gather",
         "roll",
         "flip",
+        "pad",
+        "constant_pad_nd",
+        "rsub",
+        "index_put",
+        "zeros_like",
+        "to",
+        "_to_copy",
     ]
 )
+_ADDS = frozenset(["add", "sub", "rsub"])
+_BILINEAR = frozenset(["matmul", "bmm", "mm", "mv", "dot", "einsum"])
 
 
 def as_pair(x: Any) -> Pair:
@@ -67,9 +78,13 @@ def handle(c: Call, known: Entry | None, args: list[Any], kwargs: dict[str, Any]
     Raises:
         UnsupportedError: it is none of those that are written with pairs.
     """
-    own = _OWN.get(c.name.removesuffix("_"))
-    if own is not None:
-        return own(c, *args, **kwargs)
+    name = c.name.removesuffix("_")
+    if name in _OWN:
+        return _OWN[name](c, *args, **kwargs)
+    if name.startswith("_fft") and known is not None:
+        return known.handler(c, *args, **kwargs)
+    if name in _BILINEAR and known is not None:
+        return _bilinear(c, known, args, kwargs)
     if known is None or not (known.views or c.name.removesuffix("_") in _EACH):
         raise UnsupportedError(
             "complex numbers in this op; foreplan turns them as pairs in products, sums and views alone"
@@ -77,18 +92,43 @@ def handle(c: Call, known: Entry | None, args: list[Any], kwargs: dict[str, Any]
     like = _part_of(c.result)
     halves = []
     for take in (lambda pair: pair.real, lambda pair: pair.imag):
-        given = [_mapped(each, take) for each in args]
+        given = [_mapped(each, take, name in _ADDS or ("pad" in name and i > 1), i > 0) for i, each in enumerate(args)]
         halves.append(known.handler(replace(c, result=like), *given, **kwargs))
     if isinstance(halves[0], list):
         return [Pair(a, b) for a, b in zip(*halves)]
-    return Pair(*halves)
+    return Pair(*(broadcast(c.tensor(half), c.shape) for half in halves))
 
 
-def _mapped(x: Any, take: Callable[[Pair], Any]) -> Any:
+def _bilinear(c: Call, known: Entry, args: list[Any], kwargs: dict[str, Any]) -> Pair:
+    """A product of two: real and imaginary parts of each by those of the other."""
+    part = replace(c, result=_part_of(c.result))
+    places = [i for i, x in enumerate(args) if isinstance(x, list | Tensor | np.ndarray | Pair)]
+    given = args[places[0]] if isinstance(args[places[0]], list) else [args[i] for i in places]
+    if len(given) != 2:
+        raise UnsupportedError("a product of other than two factors with complex numbers; multiply two at a time")
+    a, b = (as_pair(x) for x in given)
+
+    def product(x: Any, y: Any) -> Any:
+        if isinstance(x, float) or isinstance(y, float):  # a real factor's imaginary part
+            return 0.0
+        new = [x, y]
+        own = list(args)
+        if isinstance(args[places[0]], list):
+            own[places[0]] = new
+        else:
+            own[places[0]], own[places[1]] = new
+        return known.handler(part, *own, **kwargs)
+
+    return Pair(product(a.real, b.real) - product(a.imag, b.imag), product(a.real, b.imag) + product(a.imag, b.real))
+
+
+def _mapped(x: Any, take: Callable[[Pair], Any], numbers: bool, places: bool) -> Any:
+    """The real or imaginary parts of an argument; integers, which say places, and numbers that are not added stay."""
     if isinstance(x, list | tuple):
-        return type(x)(_mapped(each, take) for each in x)
-    is_complex = isinstance(x, Pair | complex) or (isinstance(x, np.ndarray) and x.dtype.kind == "c")
-    return take(as_pair(x)) if is_complex else x
+        return type(x)(_mapped(each, take, numbers, places) for each in x)
+    if isinstance(x, Tensor | np.ndarray) and not (places and np.dtype(x.dtype).kind in "iub"):
+        return take(as_pair(x) if np.dtype(x.dtype).kind == "c" else Pair(x, np.zeros(x.shape, x.dtype)))
+    return take(as_pair(x)) if isinstance(x, Pair | complex) or (numbers and isinstance(x, int | float)) else x
 
 
 def _part_of(result: Any) -> Any:
@@ -113,6 +153,33 @@ def _mul(c: Call, x: Any, y: Any) -> Pair:
     return Pair(a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real)
 
 
+def _div(c: Call, x: Any, y: Any, rounding_mode: str | None = None) -> Pair:
+    if not (isinstance(y, Pair | complex) or (isinstance(y, np.ndarray) and y.dtype.kind == "c")):
+        pair = as_pair(x)
+        return Pair(pair.real / y, pair.imag / y)
+    b = as_pair(y)
+    size = b.real * b.real + b.imag * b.imag
+    return _mul(c, x, Pair(b.real / size, -b.imag / size))
+
+
+def _exp(c: Call, x: Any) -> Pair:
+    pair = as_pair(x)
+    size = np.exp(pair.real)
+    return Pair(size * np.cos(pair.imag), size * np.sin(pair.imag))
+
+
+def _angle(c: Call, x: Any) -> Any:
+    pair = as_pair(x)
+    return np.arctan2(pair.imag, pair.real)
+
+
+def _copy(c: Call, x: Any, y: Any, non_blocking: bool = False) -> Pair:
+    pair = as_pair(y)
+    return Pair(
+        *(broadcast(c.tensor(part, dtype_of(_part_of(c.result).dtype)), c.shape) for part in (pair.real, pair.imag))
+    )
+
+
 def _conj(c: Call, x: Any, *_: Any) -> Pair:
     pair = as_pair(x)
     return Pair(pair.real, -pair.imag)
@@ -134,11 +201,17 @@ _OWN: dict[str, Callable[..., Any]] = {
     "mul": _mul,
     "conj": _conj,
     "_conj": _conj,
+    "conj_physical": _conj,
+    "_conj_physical": _conj,
     "resolve_conj": lambda c, x, *_: as_pair(x),
     "abs": _abs,
     "real": lambda c, x: as_tensor(as_pair(x).real),
     "imag": lambda c, x: as_tensor(as_pair(x).imag),
-    "complex": lambda c, x, y: Pair(c.tensor(x), c.tensor(y)),
+    "complex": lambda c, x, y: Pair(broadcast(c.tensor(x), c.shape), broadcast(c.tensor(y), c.shape)),
+    "div": _div,
+    "exp": _exp,
+    "angle": _angle,
+    "copy": _copy,
     "polar": _polar,
 }
 

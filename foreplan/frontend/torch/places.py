@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.pairs import Pair, as_pair
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops.join import concat
 from foreplan.ops.shape import reshape, slice_axis
@@ -79,9 +81,15 @@ def _put_back(view: _View, whole: Any, part: Any) -> Any:
     """What a tensor becomes when one of its views is written."""
     import torch
 
+    if isinstance(whole, Pair) or isinstance(part, Pair):
+        pairs = as_pair(array_of(whole) if isinstance(whole, torch.Tensor) else whole), as_pair(part)
+        return Pair(*(_put_back(view, *parts) for parts in zip(*((p.real, p.imag) for p in pairs))))
     places = view.known(torch.arange(int(np.prod(view.shape, dtype=np.int64))).reshape(view.shape))
     flat = places.reshape(-1).numpy()
-    whole_tensor, part_tensor = as_tensor(whole), as_tensor(part)
+    if isinstance(whole, torch.Tensor):
+        whole = array_of(whole)
+    part_tensor = as_tensor(part)
+    whole_tensor = as_tensor(whole, part_tensor.value.dtype)
     b = whole_tensor.tracer.at()
     if flat.size == np.prod(view.shape) and (flat == np.arange(flat.size)).all():
         return Tensor(whole_tensor.tracer, reshape(b, part_tensor.value, view.shape))

@@ -14,7 +14,8 @@ from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import dtype_of
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.lines import Lines
-from foreplan.frontend.torch.run import Run, writes
+from foreplan.frontend.torch.run import Run
+from foreplan.frontend.torch.writes import writes
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Array, Graph, Kind, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.origin import ModuleOrigin
@@ -187,9 +188,10 @@ class Reader:
     def of_known(self, tensor: Any) -> Tensor:
         """A known tensor as one of the graph."""
         stored = self.stored_tensor(tensor) if not isinstance(tensor, np.ndarray) else None
-        return (
-            stored if stored is not None else as_tensor(tensor if isinstance(tensor, np.ndarray) else array_of(tensor))
-        )
+        if stored is not None:
+            return stored
+        array = tensor if isinstance(tensor, np.ndarray) else array_of(tensor)
+        return as_tensor(array, as_dtype(array.dtype))
 
     def graph(self, programs: Mapping[bool, Any]) -> Graph:
         """The graph of a module, from its programs by whether they are of training mode; one may stand for both."""

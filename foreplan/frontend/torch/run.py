@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foreplan.errors import ForeplanError, ShapeError, UnsupportedError
+from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.known import MOST_KNOWN, array_of
+from foreplan.frontend.torch.opened import opened
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
 from foreplan.frontend.torch.places import Places
 from foreplan.frontend.torch.table import Entry, entry
+from foreplan.frontend.torch.writes import attribute, op_name, written_by
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops.marks import StopGradient
@@ -22,76 +28,11 @@ from foreplan.ops.marks import StopGradient
 if TYPE_CHECKING:
     import torch
 
-# What `torch.autocast` computes in the narrow type, and what in float32: PyTorch's own lists (docs, "Autocast Op
-# Reference"), as far as these ops have entries. Everything else takes the types that it is given.
-_CAST = frozenset(
-    [
-        "linear",
-        "matmul",
-        "bmm",
-        "mm",
-        "mv",
-        "addmm",
-        "baddbmm",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "scaled_dot_product_attention",
-        "prelu",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "einsum",
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "group_norm",
-        "norm",
-        "cumsum",
-        "cumprod",
-        "sum",
-        "prod",
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log2",
-        "log1p",
-        "pow",
-        "rsqrt",
-        "reciprocal",
-        "softplus",
-        "cross_entropy_loss",
-        "nll_loss",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "cdist",
-        "renorm",
-        "erfinv",
-        "binary_cross_entropy_with_logits",
-        "kl_div",
-    ]
-)
-_CHECKS = ("_assert", "_check", "sym_constrain", "sym_size", "sym_numel", "sym_stride", "_functional_assert")
+_CHECKS = ("_assert", "_check", "sym_constrain", "sym_stride", "_functional_assert")
+_SIZES = ("sym_size", "sym_numel")  # of what is known now, though PyTorch did not know it yet
 
 
 _PLACES = ("device", "pin_memory", "layout", "out")  # where a result lies, which is nothing to a graph
-
-
-def op_name(target: Any) -> str:
-    """An op as the table calls it: ATen's by their own names, others with that of their library."""
-    library, _, name = target._schema.name.partition("::")
-    return name if library == "aten" else f"{library}::{name}"
 
 
 class Run:
@@ -106,6 +47,9 @@ class Run:
         self.reader, self.training = reader, training
         self.places = Places()
         self._autocast: Any = None
+        self._sizes: dict[Any, int] = {}
+        self._within: tuple[str, str] | None = None  # module and line of an op that is read as other ops
+        self._pieces: dict[torch.fx.Node, list[Any]] = {}  # of such an op with several results: the nodes of these
 
     def graph(self, graph: torch.fx.Graph, owner: Any) -> list[Any]:
         """All nodes of a graph, whose placeholders have their content already; the outputs."""
@@ -113,7 +57,7 @@ class Run:
 
         for node in graph.nodes:
             if node.op == "get_attr":
-                self.places[node] = _attribute(owner, node.target)
+                self.places[node] = attribute(owner, node.target)
             elif node.op == "call_function":
                 self.places[node] = self._node(node)
             elif node.op == "output":
@@ -123,7 +67,7 @@ class Run:
         return []
 
     def _node(self, node: torch.fx.Node) -> Any:
-        path, line = _path(node), _line(node)
+        path, line = self._place(node)
         self.reader.tracer.place(path, line)
         try:
             return self._result(node)
@@ -131,9 +75,15 @@ class Run:
             if "ATen op" in str(error):
                 raise
             name = getattr(node.target, "__name__", str(node.target))
+            if self._within is not None:
+                raise UnsupportedError(f"of its parts, {name}: {error}") from error
             where = f"{path or 'the module itself'}{line and ', '}{line}"
             kind = type(error) if isinstance(error, UnsupportedError | ShapeError) else UnsupportedError
             raise kind(f"ATen op {name} ({where}): {error}") from error
+
+    def _place(self, node: torch.fx.Node) -> tuple[str, str]:
+        """The module and the line that a node belongs to."""
+        return self._within or (_path(node), _line(node))
 
     def _result(self, node: torch.fx.Node) -> Any:
         import torch
@@ -144,31 +94,40 @@ class Run:
         if target is operator.getitem:
             found = args[0][args[1]]
             whole = node.args[0]
+            if found is None and node.users and node.meta.get("val") is not None:
+                raise UnsupportedError(f"the result at place {args[1]} of this op; foreplan gives the first alone")
             if isinstance(whole, torch.fx.Node):
                 self._view_of_piece(node, whole, args[1])
             return found
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, target.name(), list(args))
         if not isinstance(target, torch._ops.OpOverload):
+            if getattr(target, "__module__", "").startswith("torch._functorch"):
+                raise UnsupportedError(
+                    "a transform of torch.func, such as vmap; write the axis of items, or the gradient, out"
+                )
             return target(*args, **kwargs)  # Python's own functions of sizes
         name = op_name(target)
+        if name in _SIZES:
+            shape = args[0].shape
+            return shape[args[1]] if len(args) > 1 else math.prod(shape)
         if name.startswith(_CHECKS):
             return None
-        written = _places(node)
+        if name == "as_strided" and not node.args[0].meta["val"].is_contiguous():
+            raise UnsupportedError("as_strided of a tensor that is not contiguous; call contiguous() before it")
         known = entry(name)
+        # `squeeze_` and its like write no element: they give another view.
+        written = [] if known is not None and known.views else written_by(node)
         leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor | torch.Tensor | Pair)]
         is_known = not any(isinstance(x, Tensor | Pair) for x in leaves)
         if is_known and not (known is not None and known.draws) and self._may_fold(node, leaves):
             for each in leaves:
                 self.reader.fold(each)
             return self._folded(node, target, args, kwargs, known)
-        if is_complex(leaves, node.meta.get("val")):
-            call = Call(self.reader, name, node.meta.get("val"), self.training)
-            given, named = self._arguments(name, args, {k: v for k, v in kwargs.items() if k not in _PLACES}, None)
-            return handle(call, known, given, named)
-        if known is None:
-            raise UnsupportedError("foreplan has no such op; write this line with others")
-        return self._traced(node, target, name, known, args, kwargs, written)
+        try:
+            return self._traced(node, target, name, known, args, kwargs, written)
+        except UnsupportedError as error:
+            return self._opened(node, target, error)
 
     # What is known while importing.
 
@@ -178,7 +137,8 @@ class Run:
 
         made = [x for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
         stored = any(self.reader.is_stored(x) for x in leaves)
-        return not stored and all(x.numel() <= MOST_KNOWN for x in made)
+        counts = (math.prod(n for n in x.shape if isinstance(n, int)) for x in made)
+        return not stored and all(count <= MOST_KNOWN for count in counts)
 
     def _folded(self, node: torch.fx.Node, target: Any, args: Any, kwargs: Any, known: Entry | None) -> Any:
         import torch
@@ -188,7 +148,30 @@ class Run:
             result = target(*args, **more)
         if known is not None and known.views:
             self._view(node, target, known, args, kwargs)
+        if isinstance(result, torch.Tensor):
+            self._learn(result.shape, node.meta.get("val"))
         return result
+
+    # Sizes that PyTorch does not know when it exports, of masks and counts that are known here.
+
+    def _learn(self, shape: Sequence[int], like: Any) -> None:
+        for found, said in zip(shape, getattr(like, "shape", ())):
+            if not isinstance(said, int) and said.node.expr.is_Symbol:
+                self._sizes[said.node.expr] = found
+
+    def _sized(self, like: Any) -> Any:
+        """What PyTorch says of a result, with the sizes that are known by now."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        def sized(x: Any) -> Any:
+            if all(isinstance(n, int) for n in x.shape):
+                return x
+            shape = [n if isinstance(n, int) else n.node.expr.subs(self._sizes) for n in x.shape]
+            is_known = all(isinstance(n, int) or n.is_Integer for n in shape)
+            return torch.empty([int(n) for n in shape], dtype=x.dtype, device="meta") if is_known else x
+
+        return pytree.tree_map_only(torch.Tensor, sized, like)
 
     # What becomes nodes.
 
@@ -197,14 +180,14 @@ class Run:
         node: torch.fx.Node,
         target: Any,
         name: str,
-        known: Entry,
+        known: Entry | None,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         written: Sequence[Any],
     ) -> Any:
         place = written[0] if written else None
         kwargs = {key: value for key, value in kwargs.items() if key not in _PLACES}
-        call = Call(self.reader, name, node.meta.get("val"), self.training)
+        call = Call(self.reader, name, self._sized(node.meta.get("val")), self.training)
         result = self._called(call, known, args, kwargs)
         for at, new in call.written.items():
             self.places.write(node.args[at], new)
@@ -212,24 +195,78 @@ class Run:
             self.places.write(place, result)
             self.places.alias(node, place, tuple(node.meta["val"].shape))
             return self.places[place]
-        if known.views:
+        if known is not None and known.views:
             self._view(node, target, known, args, kwargs)
         return result
 
-    def _called(self, call: Call, known: Entry, args: Sequence[Any], kwargs: Any) -> Any:
+    def _called(self, call: Call, known: Entry | None, args: Sequence[Any], kwargs: Any) -> Any:
         """The result of a handler, as PyTorch has it: in its shapes and element types."""
+        import torch
+        from torch.utils import _pytree as pytree
+
         given, named = self._arguments(call.name.removesuffix("_"), args, kwargs, call.result)
-        result = known.handler(call, *given, **named)
+        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor | torch.Tensor | Pair)]
+        try:
+            if is_complex(leaves, call.result):
+                return handle(call, known, given, named)
+            return self._handled(call, known, given, named)
+        except ForeplanError:
+            raise
+        except Exception as error:  # a form of the op that its handler does not have
+            reason = f"foreplan does not know this op with these arguments ({type(error).__name__}: {error})"
+            raise UnsupportedError(reason) from error
+
+    def _handled(self, call: Call, known: Entry | None, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        import torch
+
+        if known is None:
+            raise UnsupportedError("foreplan has no such op; write this line with others")
+        single = not isinstance(call.result, list | tuple)
+        made = [x for x in ([call.result] if single else call.result) if isinstance(x, torch.Tensor)]
+        is_static = all(isinstance(n, int) for x in made for n in x.shape)
+        if made and is_static and not any(x.numel() for x in made):
+            empty = [np.empty(x.shape, dtype_of(x.dtype).numpy) for x in made]
+            result: Any = empty[0] if single else empty
+        elif known.along and args and isinstance(args[0], Tensor) and not args[0].ndim:
+            return self._as_row(call, known, args, kwargs)
+        else:
+            result = known.handler(call, *args, **kwargs)
+        if not is_static and single:
+            result = as_tensor(result)
+            self._learn(result.shape, call.result)
+            call = replace(call, result=self._sized(call.result))
+        elif not is_static:
+            raise UnsupportedError("its shape depends on data, and shapes are fixed when a step is compiled")
         if isinstance(result, tuple | list):
             return [self._checked(each, like) for each, like in zip(result, call.result)]
         return self._checked(result, call.result)
+
+    def _as_row(self, call: Call, known: Entry, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What an op along an axis gives of numbers: they are rows of one, and so is each result."""
+
+        def row(x: Any) -> Any:
+            return x.reshape(1) if isinstance(x, Tensor | np.ndarray) and not x.ndim else x
+
+        single = not isinstance(call.result, list | tuple)
+        made = [call.result] if single else call.result
+        rows: Any = [None if each is None else each.reshape(1) for each in made]
+        like = rows[0] if single else rows
+        found = known.handler(replace(call, result=like), *map(row, args), **{k: row(v) for k, v in kwargs.items()})
+        results = [
+            each if each is None else self._checked(as_tensor(each).reshape(()), like)
+            for each, like in zip([found] if single else found, made)
+        ]
+        return results[0] if single else results
 
     def _checked(self, result: Any, like: Any) -> Any:
         import torch
 
         if not isinstance(like, torch.Tensor) or result is None:
             return result
-        found, dtype = as_tensor(result), dtype_of(like.dtype)
+        dtype = dtype_of(like.dtype)
+        found = as_tensor(result, dtype)
+        if not all(isinstance(n, int) for n in like.shape):
+            raise UnsupportedError("its shape depends on data, and shapes are fixed when a step is compiled")
         if found.shape != tuple(like.shape):
             raise ShapeError(f"foreplan gives {list(found.shape)}, where PyTorch gives {list(like.shape)}")
         return convert(found, dtype)
@@ -239,22 +276,41 @@ class Run:
         import torch
         from torch.utils import _pytree as pytree
 
-        given, named = pytree.tree_map_only(torch.Tensor, self._as_argument, (list(args), dict(kwargs)))
-        if self._autocast is None or name not in _CAST:
-            return given, named
-        wanted = next((x.dtype for x in pytree.tree_leaves(meta) if isinstance(x, torch.Tensor)), None)
-        if wanted is None or not wanted.is_floating_point:
-            return given, named
-        dtype = dtype_of(wanted)
-
-        def cast(x: Any) -> Any:
-            return convert(x, dtype) if isinstance(x, Tensor) and x.value.dtype.is_float else x
-
-        return pytree.tree_map_only(Tensor, cast, (given, named))
+        given = pytree.tree_map_only(torch.Tensor, self._as_argument, (list(args), dict(kwargs)))
+        return given if self._autocast is None else cast(name, given, meta)
 
     def _as_argument(self, tensor: Any) -> Any:
         stored = self.reader.stored_tensor(tensor)
         return array_of(tensor) if stored is None else stored
+
+    # What PyTorch says with other ops.
+
+    def _opened(self, node: torch.fx.Node, target: Any, reason: UnsupportedError) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        given, spec = pytree.tree_flatten((node.args, node.kwargs))
+        body = opened(target, [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in given], spec)
+        if body is None:
+            raise reason
+        outside = [x for x in given if isinstance(x, torch.fx.Node) and isinstance(x.meta["val"], torch.Tensor)]
+        holders = [each for each in body.graph.nodes if each.op == "placeholder"]
+        for holder, place in zip(holders, outside, strict=True):
+            self.places[holder] = self.places[place]
+            self.places.alias(holder, place, tuple(place.meta["val"].shape))
+        before, self._within = self._within, self._place(node)
+        try:
+            results = self.graph(body.graph, body)
+        finally:
+            self._within = before
+        (made,) = next(iter(reversed(body.graph.nodes))).args
+        if isinstance(made, torch.fx.Node) and isinstance(results[0], tuple):  # the names of several results
+            made, results = made.args, list(results[0])
+        if isinstance(made, torch.fx.Node):
+            self.places.alias(node, made, tuple(made.meta["val"].shape))
+            return results[0]
+        self._pieces[node] = list(made)
+        return results
 
     # Views.
 
@@ -264,15 +320,16 @@ class Run:
         of = node.args[0]
         if not isinstance(of, torch.fx.Node):
             return
-        path, line, meta = _path(node), _line(node), node.meta.get("val")
+        (path, line), meta = self._place(node), node.meta.get("val")
         name, rest = op_name(target), list(args[1:])
         more = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "layout")}
 
         def replay(content: Any) -> Any:
             if isinstance(content, torch.Tensor):
-                return target(content, *rest, **more)
+                return target(content.detach(), *rest, **more)
             self.reader.tracer.place(path, line)
-            return self._called(Call(self.reader, name, meta, self.training), known, [content, *rest], more)
+            call = Call(self.reader, name, self._sized(meta), self.training)
+            return self._called(call, known, [content, *rest], more)
 
         shape = tuple(of.meta["val"].shape) if isinstance(of.meta.get("val"), torch.Tensor) else ()
         self.places.view(node, of, shape, replay, lambda content: target(content, *rest, **more))
@@ -281,6 +338,11 @@ class Run:
         """One of the pieces that a split gives: its views go on from there."""
         import torch
 
+        if whole in self._pieces:
+            piece = self._pieces[whole][at]
+            if isinstance(piece, torch.fx.Node):
+                self.places.alias(node, piece, tuple(piece.meta["val"].shape))
+            return
         of, made = whole.args[0] if whole.args else None, self.places._views.get(whole)
         if made is None or not isinstance(of, torch.fx.Node):
             return
@@ -344,20 +406,6 @@ class Run:
         return x
 
 
-def _attribute(owner: Any, path: str) -> Any:
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner
-
-
-def _places(node: torch.fx.Node) -> list[Any]:
-    """The arguments that an op writes, as the node has them."""
-    target: Any = node.target
-    arguments = enumerate(target._schema.arguments)
-    written = [(i, each.name) for i, each in arguments if each.alias_info is not None and each.alias_info.is_write]
-    return [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in written]
-
-
 def _path(node: torch.fx.Node) -> str:
     """The module that a node is in, as `named_modules` calls it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -365,50 +413,9 @@ def _path(node: torch.fx.Node) -> str:
 
 
 def _line(node: torch.fx.Node) -> str:
-    """`file.py:12` of the user's innermost line."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{found[-1][0].rpartition('/')[2]}:{found[-1][1]}" if found else ""
-
-
-def writes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes whose tensors are written in place, themselves or through a view, as far as a graph shows."""
+    """`file.py:12` of the innermost line that is not PyTorch's own, or of the innermost one if all are."""
     import torch
 
-    found: set[torch.fx.Node] = set()
-    sources: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
-            sources[node] = node.args[0]
-        elif isinstance(node.target, torch._ops.OpOverload):
-            name = op_name(node.target)
-            known = entry(name)
-            places = _places(node)
-            seen = places or (node.args[:1] if known is not None and known.views else ())
-            sources.update((node, each) for each in seen[:1] if isinstance(each, torch.fx.Node))
-            if name in ("batch_norm", "instance_norm"):
-                places += [each for each in node.args[3:5] if each is not None]
-            found.update(each for each in places if isinstance(each, torch.fx.Node))
-        else:
-            found.update(_written_within(node))
-    for node in list(found):
-        while node in sources:
-            node = sources[node]
-            found.add(node)
-    return found
-
-
-def _written_within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """What a region writes of its arguments."""
-    import torch
-
-    for each in node.args:
-        if isinstance(each, torch.fx.Node) and each.op == "get_attr":
-            body = _attribute(node.graph.owning_module, each.target)
-            if not hasattr(body, "graph"):
-                continue
-            inner = writes(body.graph)
-            holders = [holder for holder in body.graph.nodes if holder.op == "placeholder"]
-            given = [other for other in node.args if isinstance(other, torch.fx.Node) and other.op != "get_attr"]
-            yield from (place for holder, place in zip(holders, given[len(given) - len(holders) :]) if holder in inner)
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    theirs = [each for each in frames if not each[0].startswith(os.path.dirname(torch.__file__))] or frames
+    return f"{os.path.basename(theirs[-1][0])}:{theirs[-1][1]}" if theirs else ""

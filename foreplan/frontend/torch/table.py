@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 Handler = Callable[..., Any]
 Given = TypeVar("Given", bound=Handler)
 _MODULES = (
-    *("attention", "elementwise", "gradients", "indices", "layers", "losses", "products"),
+    *("attention", "elementwise", "fourier", "gradients", "indices", "layers", "losses", "products"),
     *("random", "recurrent", "reductions", "shapes", "vision"),
 )
 
@@ -24,23 +24,30 @@ class Entry:
         handler: from a call and the op's arguments to its result: tensors, arrays, or a list of them.
         views: whether the result is a view, so that what is written into one is written into the other.
         draws: whether it draws random numbers, so that it is never computed while importing.
+        along: whether it goes along an axis, for which PyTorch takes a number as a row of one.
     """
 
     handler: Handler
     views: bool = False
     draws: bool = False
+    along: bool = False
 
 
 _TABLE: dict[str, Entry] = {}
 
 
-def aten(*names: str, views: bool = False, draws: bool = False) -> Callable[[Given], Given]:
-    """Make a function the handler of ATen ops; an op in place has the name without `_` unless that is another op."""
+def aten(*names: str, **what: bool) -> Callable[[Given], Given]:
+    """Make a function the handler of ATen ops; an op in place has the name without `_` unless that is another op.
+
+    Args:
+        names: of the ops.
+        what: fields of `Entry`.
+    """
 
     def add(handler: Given) -> Given:
         for name in names:
             assert name not in _TABLE, name
-            _TABLE[name] = Entry(handler, views, draws)
+            _TABLE[name] = Entry(handler, **what)
         return handler
 
     return add

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -52,6 +53,8 @@ def _simpler(part: Call) -> Expr | None:
     function, parts = part.function, part.args
     if function in _FOLDED and all(isinstance(arg, Const) for arg in parts):
         return Const(_FOLDED[function](*(arg.value for arg in parts if isinstance(arg, Const))))
+    if function == "div" and all(isinstance(arg, Const) for arg in parts) and not is_literal(parts[1], 0):
+        return Const(operator.truediv(*(arg.value for arg in parts if isinstance(arg, Const))))
     if function == "mul":
         simpler = _simpler_product(*parts)
         return simpler if simpler is not None else _simpler_product(*parts[::-1])

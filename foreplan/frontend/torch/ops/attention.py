@@ -9,9 +9,12 @@ import numpy as np
 
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.ops.elementwise import broadcast
+from foreplan.frontend.torch.ops.random import dropped
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.attention.ops import attention
 
 
@@ -27,11 +30,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    queries, keys, values = (_of_four_axes(c.tensor(x)) for x in (q, k, v))
+    queries, keys, values = (_of_four_axes(x) for x in _of_one_rank(c, q, k, v))
     factor = 1 / math.sqrt(max(1, queries.shape[-1])) if scale is None else scale
     mask, causal = _recognised(attn_mask, is_causal, queries.shape[-2], keys.shape[-2])
     added = None if mask is None else _additive(c, mask, queries)
-    if not (dropout_p and c.training):
+    if not dropout_p:
         y = attention(
             *(c.b, queries.value, keys.value, values.value, None if added is None else added.value),
             causal=causal,
@@ -47,7 +50,17 @@ def _attention(
         scores = np.where(below, scores, -np.inf)
     if added is not None:
         scores = scores + added
-    return (nn.dropout(nn.softmax(scores), dropout_p) @ values).reshape(c.shape)
+    return (dropped(c, nn.softmax(scores), dropout_p) @ values).reshape(c.shape)
+
+
+def _of_one_rank(c: Call, *xs: Any) -> list[Tensor]:
+    """Tensors with the same leading axes: PyTorch broadcasts them, but for heads that are shared (`enable_gqa`)."""
+    given = [c.tensor(x) for x in xs]
+    rank = max(x.ndim for x in given)
+    if all(x.ndim == rank for x in given) and (rank > 4 or len({x.shape[:-3] for x in given}) == 1):
+        return given
+    lead = broadcast_shapes(*(x.shape[:-2] for x in given))
+    return [broadcast(x, (*lead, *x.shape[-2:])) for x in given]
 
 
 def _of_four_axes(x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from foreplan.ops.marks import StopGradient
 
 
 def _softplus(x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
-    return (call("max", x * beta, 0.0) + call("log1p", exp(-call("abs", x * beta)))) / beta
+    found = (call("max", x * beta, 0.0) + call("log1p", exp(-call("abs", x * beta)))) / beta
+    return found if threshold >= 20.0 else where(x * beta > threshold, x, found)
 
 
 def _elu(x: Expr, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Expr:
@@ -224,7 +225,6 @@ _SHAPED = frozenset(
         "celu",
         "gelu",
         "leaky_relu",
-        "rrelu",
         "threshold",
         "hardtanh",
         "hardshrink",
@@ -376,7 +376,8 @@ def _as_element(x: Tensor, dtype: DType) -> Tensor:
 
 
 @aten(
-    "contiguous", "clone", "lift_fresh_copy", "lift_fresh", "positive", "conj", "resolve_conj", "resolve_neg", "_conj"
+    *("contiguous", "clone", "lift_fresh_copy", "lift_fresh", "positive", "resolve_neg"),
+    *("conj", "resolve_conj", "conj_physical", "_conj", "_conj_physical"),
 )
 def _same(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
     return c.tensor(x)
@@ -385,6 +386,12 @@ def _same(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
 @aten("alias", views=True)
 def _alias(c: Call, x: Any, *_: Any, **__: Any) -> Tensor:
     return c.tensor(x)
+
+
+@aten("item", "_local_scalar_dense")
+def _item(c: Call, x: Any) -> Tensor:
+    """A number that data gives, as a tensor of which no gradient comes back."""
+    return _detach(c, c.tensor(x).reshape(()))
 
 
 @aten("detach", views=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from foreplan.frontend.torch.ops.elementwise import broadcast, numbers
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph import DType
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.index import ScatterAdd, gather
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
+from foreplan.ops.scan import cumsum
+from foreplan.ops.scatter_reduce import ScatterReduce
 
 
 def _whole(indices: Sequence[Any]) -> list[Any]:
@@ -78,10 +82,16 @@ def _index(c: Call, x: Any, indices: Sequence[Any]) -> Any:
 def _index_put(c: Call, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     tensor, wanted = c.tensor(x), convert(c.tensor(values), c.dtype)
     masks = [each for each in indices if each is not None]
-    if len(masks) == 1 and indices[0] is not None and _is_mask(masks[0]) and wanted.size == 1 and not accumulate:
+    if len(masks) == 1 and indices[0] is not None and isinstance(masks[0], Tensor) and _is_mask(masks[0]):
         mask = c.tensor(masks[0])
-        mask = mask.reshape(*mask.shape, *[1] * (tensor.ndim - mask.ndim))
-        return broadcast(select(mask, wanted.reshape(()), tensor), c.shape)
+        rest = tensor.shape[mask.ndim :]
+        wide = mask.reshape(*mask.shape, *[1] * len(rest))
+        if wanted.ndim <= len(rest) or (wanted.ndim == len(rest) + 1 and wanted.shape[0] == 1):
+            own = wanted.reshape(*[1] * mask.ndim, *[1] * (len(rest) - wanted.ndim), *wanted.shape[-len(rest) or 1 :])
+            own = own if rest else wanted.reshape(())
+        else:
+            own = _in_turn(c, mask, broadcast(wanted, (wanted.shape[0], *rest)))
+        return broadcast(select(wide, tensor + own if accumulate else own, tensor), c.shape)
     given = _whole(indices)
     merged, places, at, shape = _joined(c, tensor, given)
     order = _order_back(at, shape, tensor.ndim)
@@ -102,10 +112,8 @@ def _index_put(c: Call, x: Any, indices: Sequence[Any], values: Any, accumulate:
 def _replaced(c: Call, table: Tensor, places: Tensor, rows: Tensor) -> Any:
     """A table with rows in the place of some of its own; of rows for one place the last counts."""
     order = as_tensor(np.arange(1, places.size + 1, dtype=np.int32))
-    from foreplan.ops.scatter_reduce import ScatterReduce
-
     zero = as_tensor(np.zeros(table.shape[:1], np.int32))
-    last = c.wrap(c.b.apply(ScatterReduce(0, zero.shape, "max"), places.value, order.value))
+    last = c.wrap(c.b.apply(ScatterReduce(0, zero.shape, "max"), places.value, order.value, zero.value))
     hit = last > 0
     source: Any = np.where(hit, last - 1, 0)
     taken = c.wrap(gather(c.b, rows.value, source.value, 0))
@@ -113,11 +121,25 @@ def _replaced(c: Call, table: Tensor, places: Tensor, rows: Tensor) -> Any:
     return select(mask, taken, table)
 
 
+def _in_turn(c: Call, mask: Tensor, rows: Tensor) -> Tensor:
+    """Rows where a mask holds, the first at the first such place; what stands elsewhere means nothing."""
+    before = c.wrap(cumsum(c.b, convert(mask.reshape(-1), "int64").value, 0)) - 1
+    source = np.clip(before, 0, rows.shape[0] - 1)
+    return c.wrap(gather(c.b, rows.value, as_tensor(source).value, 0)).reshape(*mask.shape, *rows.shape[1:])
+
+
+@aten("masked_scatter")
+def _masked_scatter(c: Call, x: Any, mask: Any, source: Any) -> Any:
+    tensor, rows = broadcast(c.tensor(x), c.shape), convert(c.tensor(source), c.dtype).reshape(-1)
+    wide = broadcast(c.tensor(mask), c.shape)
+    return select(wide, _in_turn(c, wide, rows), tensor)
+
+
 def _is_mask(x: Any) -> bool:
     return np.dtype(x.dtype) == bool
 
 
-@aten("index_select")
+@aten("index_select", along=True)
 def _index_select(c: Call, x: Any, dim: int, places: Any) -> Tensor:
     tensor = c.tensor(x)
     return c.wrap(gather(c.b, tensor.value, c.value(places), dim % tensor.ndim))
@@ -150,7 +172,7 @@ def _gather(c: Call, x: Any, *args: Any, sparse_grad: bool = False, **named: Any
     return c.wrap(gather_elements(c.b, tensor.value, places.value, dim % tensor.ndim))
 
 
-@aten("scatter_add")
+@aten("scatter_add", along=True)
 def _scatter_add(c: Call, x: Any, dim: int, places: Any, source: Any) -> Any:
     tensor = c.tensor(x)
     return tensor + _scattered(c, tensor, dim, c.tensor(places), c.tensor(source))
@@ -167,14 +189,15 @@ def _scattered(c: Call, table: Tensor, dim: int, places: Tensor, source: Tensor)
     return found if small == table.shape else as_tensor(np.pad(found, margins))
 
 
-@aten("scatter")
+@aten("scatter", along=True)
 def _scatter(c: Call, x: Any, dim: int, places: Any, source: Any = None, value: Any = None, reduce: Any = None) -> Any:
     tensor, where_ = c.tensor(x), c.tensor(places)
     given = value if source is None else source
-    if reduce is not None:
-        raise UnsupportedError(f"scatter with reduce={reduce!r}; write scatter_add or scatter_reduce")
     wanted = c.tensor(given, c.dtype) if isinstance(given, bool | int | float) else convert(c.tensor(given), c.dtype)
     wanted = broadcast(wanted, where_.shape) if not wanted.ndim else wanted
+    if reduce is not None:
+        how = {"add": "sum", "multiply": "prod"}[reduce]
+        return _scatter_reduce(replace(c, name="scatter_reduce"), tensor, dim, where_, wanted, how)
     ones = as_tensor(np.ones(where_.shape, np.float32))
     hit = _scattered(c, as_tensor(np.zeros(tensor.shape, np.float32)), dim, where_, ones)
     if not tensor.value.dtype.is_float:
@@ -186,14 +209,52 @@ def _scatter(c: Call, x: Any, dim: int, places: Any, source: Any = None, value: 
     return select(hit > 0.0, convert(mean, c.dtype), tensor)
 
 
-@aten("scatter_reduce", "index_reduce")
-def _scatter_reduce(c: Call, x: Any, dim: int, places: Any, source: Any, how: str, include_self: bool = True) -> Any:
-    if how != "sum" or c.name.startswith("index") or not include_self:
-        raise UnsupportedError(f"{c.name} with reduce={how!r}; scatter_add is there")
-    return _scatter_add(c, x, dim, places, source)
+_IDENTITIES = {"prod": 1.0, "mul": 1.0, "amax": -np.inf, "amin": np.inf, "sum": 0.0, "mean": 0.0}
+_WAYS = {"prod": "mul", "amax": "max", "amin": "min"}
 
 
-@aten("index_add")
+@aten("scatter_reduce", "index_reduce", along=True)
+def _scatter_reduce(c: Call, x: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True) -> Any:
+    tensor, at = c.tensor(x), c.tensor(places)
+    given: Any = convert(c.tensor(source), c.dtype)
+    axis = dim % tensor.ndim
+    if c.name == "index_reduce":  # an index for each row: the same for all elements of the row
+        at = broadcast(at.reshape(*(-1 if i == axis else 1 for i in range(tensor.ndim))), given.shape)
+    else:
+        given = given[tuple(slice(0, n) for n in at.shape)]
+    # Each element's place in the tensor as one vector.
+    flat: Any = 0
+    for i, n in enumerate(tensor.shape):
+        along = np.arange(at.shape[i]).reshape(*(-1 if j == i else 1 for j in range(tensor.ndim)))
+        flat = flat * n + (convert(at, "int64") if i == axis else along)
+    flat = broadcast(as_tensor(flat), at.shape).reshape(-1)
+    old, new, size = tensor.reshape(-1), given.reshape(-1), (tensor.size,)
+
+    def added(rows: Any) -> Tensor:
+        return c.wrap(c.b.apply(ScatterAdd(0, size), flat.value, as_tensor(rows).value))
+
+    count = added(np.ones(flat.shape, np.float32))
+    base: Any = old
+    if not include_self:
+        identity = _IDENTITIES[how]
+        identity = identity if c.dtype.is_float or np.isfinite(identity) else _extreme(c.dtype, identity < 0)
+        base = select(count > 0.0, as_tensor(np.full(size, identity), c.dtype), old)
+    if how in _WAYS:
+        found: Any = c.wrap(c.b.apply(ScatterReduce(0, size, _WAYS[how]), flat.value, new.value, as_tensor(base).value))
+    else:
+        found = base + added(new)
+    if how == "mean":
+        many = np.maximum(count + (1.0 if include_self else 0.0), 1.0)
+        found = found / convert(many, c.dtype) if c.dtype.is_float else found // convert(many, c.dtype)
+    return found.reshape(tensor.shape)
+
+
+def _extreme(dtype: DType, low: bool) -> int:
+    found = np.iinfo(dtype.numpy)
+    return int(found.min if low else found.max)
+
+
+@aten("index_add", along=True)
 def _index_add(c: Call, x: Any, dim: int, places: Any, source: Any, alpha: float = 1) -> Tensor:
     tensor = c.tensor(x)
     rows = convert(c.tensor(source), c.dtype)
@@ -201,7 +262,7 @@ def _index_add(c: Call, x: Any, dim: int, places: Any, source: Any, alpha: float
     return numbers(c, "index_add", lambda x, y: x + y * alpha, tensor, c.wrap(added))
 
 
-@aten("index_copy", "index_fill")
+@aten("index_copy", "index_fill", along=True)
 def _index_copy(c: Call, x: Any, dim: int, places: Any, source: Any) -> Any:
     tensor: Any = c.tensor(x)
     where_ = c.tensor(places)
@@ -236,9 +297,20 @@ def _one_hot(c: Call, x: Any, classes: int = -1) -> Any:
 
 
 @aten("bucketize", "searchsorted")
-def _bucketize(c: Call, x: Any, edges: Any, out_int32: bool = False, right: bool = False, **_: Any) -> Any:
-    values, bounds = (c.tensor(x), c.tensor(edges)) if c.name == "bucketize" else (c.tensor(edges), c.tensor(x))
-    if bounds.ndim != 1:
-        raise UnsupportedError("searchsorted in several sequences at once")
-    below = bounds <= values[..., None] if right else bounds < values[..., None]
+def _bucketize(
+    c: Call,
+    x: Any,
+    edges: Any,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    given: Any = (c.tensor(x), c.tensor(edges)) if c.name == "bucketize" else (c.tensor(edges), c.tensor(x))
+    values, bounds = given
+    if sorter is not None:
+        order: Any = c.tensor(sorter)
+        bounds = as_tensor(np.take_along_axis(bounds, order, -1))
+    rows = bounds if bounds.ndim == 1 else bounds[..., None, :]
+    below = rows <= values[..., None] if right or side == "right" else rows < values[..., None]
     return convert(below, c.dtype).sum(-1)

@@ -18,7 +18,7 @@ from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Value
 from foreplan.ops import pool
 from foreplan.ops.conv import ops as convolution
-from foreplan.ops.expr import call, rsqrt
+from foreplan.ops.expr import rsqrt
 from foreplan.ops.index import gather
 from foreplan.ops.norm import rows
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
@@ -96,21 +96,22 @@ def _axes(c: Call) -> int:
 
 
 @aten("max_pool1d", "max_pool2d", "max_pool3d")
+@aten("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(
     c: Call, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
 ) -> Any:
     axes = _axes(c)
-    taps = listed(kernel, axes)
-    y = pool.max_pool(
-        c.b,
-        _batched(c.tensor(x), axes).value,
-        taps,
-        ceil_mode=ceil_mode,
-        strides=listed(stride, axes) if stride else taps,
-        pads=tuple((p, p) for p in listed(padding, axes)),
-        dilations=listed(dilation, axes),
-    )
-    return c.wrap(y).reshape(c.shape)
+    taps, images = listed(kernel, axes), _batched(c.tensor(x), axes).value
+    geometry: Any = {
+        "strides": listed(stride, axes) if stride else taps,
+        "pads": tuple((p, p) for p in listed(padding, axes)),
+        "dilations": listed(dilation, axes),
+    }
+    if not c.name.endswith("indices"):
+        return c.wrap(pool.max_pool(c.b, images, taps, ceil_mode=ceil_mode, **geometry)).reshape(c.shape)
+    y, places = (c.wrap(v) for v in pool.max_pool_places(c.b, images, taps, ceil_mode=ceil_mode, **geometry))
+    channel = int(np.prod(images.shape[2:]))  # PyTorch counts the places of each channel for itself
+    return [each.reshape(tuple(like.shape)) for each, like in zip((y, places % channel), c.result)]
 
 
 @aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -126,24 +127,24 @@ def _avg_pool(
 ) -> Any:
     axes = _axes(c)
     taps = listed(kernel, axes)
-    if divisor_override is not None and (ceil_mode or not count_include_pad):
-        raise UnsupportedError("divisor_override with ceil_mode, or without counting the padding")
+    images: Any = _batched(c.tensor(x), axes)
+    steps, pads = listed(stride, axes) if stride else taps, tuple((p, p) for p in listed(padding, axes))
+    if divisor_override is not None:  # sums, of windows that lie within zeros all around
+        ends = ((m - 1) * s + k - n for m, s, k, n in zip(c.shape[-axes:], steps, taps, images.shape[-axes:]))
+        pads = tuple((low, max(end - low, 0)) for (low, _), end in zip(pads, ends))
+        images, pads = np.pad(images, [(0, 0), (0, 0), *pads]), ((0, 0),) * axes
+        ceil_mode = False
     y = pool.avg_pool(
-        c.b,
-        _batched(c.tensor(x), axes).value,
-        taps,
+        *(c.b, as_tensor(images).value, taps),
         ceil_mode=ceil_mode,
         count_include_pad=count_include_pad,
-        strides=listed(stride, axes) if stride else taps,
-        pads=tuple((p, p) for p in listed(padding, axes)),
+        strides=steps,
+        pads=pads,
     )
-    found = c.wrap(y).reshape(c.shape)
-    return found if divisor_override is None else found * (float(np.prod(taps)) / divisor_override)
-
-
-@aten("lp_pool1d", "lp_pool2d")
-def _lp_pool(c: Call, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError("an lp_pool; avg_pool of x**p is the same but for a factor")
+    found: Any = c.wrap(y)
+    if divisor_override is not None:
+        found = found * (float(np.prod(taps)) / divisor_override)
+    return found.reshape(c.shape)
 
 
 @aten("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
@@ -162,7 +163,7 @@ def _adaptive_max_pool(c: Call, x: Any, size: Any) -> Any:
 # Normalisation
 
 
-@aten("layer_norm", "native_layer_norm")
+@aten("layer_norm")
 def _layer_norm(
     c: Call, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
@@ -234,7 +235,7 @@ def _affine(c: Call, x: Tensor, weight: Any, bias: Any, *others: Any) -> list[Va
     return [x.value, *(c.value(each) for each in (*filled, *others))]
 
 
-@aten("batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "native_batch_norm")
+@aten("batch_norm")
 def _batch_norm(
     c: Call,
     x: Any,
@@ -248,7 +249,7 @@ def _batch_norm(
     *_: Any,
 ) -> Tensor:
     images = c.tensor(x)
-    if running_mean is None:
+    if running_mean is None or (training and not c.training):
         return c.wrap(c.b.node(BatchNormTrain(eps), *_affine(c, images, weight, bias))[0])
     inputs = _affine(c, images, weight, bias, running_mean, running_var)
     frozen = c.training and not training
@@ -268,21 +269,9 @@ def _lrn(c: Call, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k:
     return c.wrap(pool.lrn(c.b, c.value(x), size, alpha, beta, k))
 
 
-@aten("renorm")
-def _renorm(c: Call, x: Any, p: float, dim: int, maxnorm: float) -> Any:
-    raise UnsupportedError("renorm, as Embedding(max_norm=…) has it, writes the table while it is read")
-
-
-@aten("embedding_renorm_", "embedding_renorm")
+@aten("embedding_renorm_")
 def _embedding_renorm(c: Call, *_: Any) -> Any:
     raise UnsupportedError("Embedding(max_norm=…), which writes the table while it is read")
-
-
-@aten("normalize")
-def _normalize(c: Call, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
-    tensor = c.tensor(x)
-    total = reduced(c, "sum", apply("square", lambda x: x * x, tensor), dim, True)
-    return tensor / apply("size", lambda s: call("max", call("sqrt", s), eps), total)
 
 
 # Lookup
@@ -336,8 +325,8 @@ def _embedding_bag(
     bag = convert(begun, "int64").sum(0) - 1
     read = c.wrap(gather(c.b, w.value, at.value, 0, from_end=False))
     counted: Any = as_tensor(np.ones(count, np.float32))
-    if padding_idx is not None and padding_idx >= 0:
-        counted = convert(at != padding_idx, "float32")
+    if padding_idx is not None and not (c.name.startswith("_") and padding_idx < 0):
+        counted = convert(at != padding_idx % w.shape[0], "float32")
         read = select(counted.reshape(-1, 1) > 0.0, read, 0.0 if mode != 2 else -np.inf)
     if weights is not None:
         read = read * c.tensor(weights).reshape(-1, 1)

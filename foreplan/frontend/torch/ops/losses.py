@@ -10,6 +10,7 @@ import numpy as np
 from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.ops.products import length
 from foreplan.frontend.torch.ops.reductions import mean_of, reduced
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, convert, select
@@ -107,7 +108,8 @@ def _margin_ranking(c: Call, x: Any, y: Any, target: Any, margin: float = 0.0, r
 @aten("hinge_embedding_loss")
 def _hinge_embedding(c: Call, x: Any, y: Any, margin: float = 1.0, reduction: int = 1) -> Tensor:
     def term(a: Any, t: Any) -> Any:
-        return where(call("eq", t, 1.0), a, call("max", margin - a, 0.0))
+        far = where(call("ne", t, 1.0), call("max", margin - a, 0.0), 0.0)
+        return far + where(call("ne", t, -1.0), a, 0.0)
 
     return mean_of(c, _terms(c, "hinge_embedding", term, x, y), reduction)
 
@@ -124,12 +126,9 @@ def _triplet(
     swap: bool = False,
     reduction: int = 1,
 ) -> Tensor:
-    if p != 2:
-        raise UnsupportedError(f"triplet_margin_loss with p = {p}")
 
     def distance(x: Any, y: Any) -> Tensor:
-        squares = _terms(c, "square", lambda a, b: (a - b + eps) * (a - b + eps), x, y)
-        return apply("sqrt", lambda s: call("sqrt", s), reduced(c, "sum", squares, -1))
+        return length(c, _terms(c, "gap", lambda a, b: a - b + eps, x, y), p)
 
     far: Any = distance(anchor, negative)
     far = np.minimum(far, distance(positive, negative)) if swap else far
@@ -162,11 +161,6 @@ def _poisson(
         return found
 
     return mean_of(c, _terms(c, "poisson_nll", term, x, y), reduction)
-
-
-@aten("gaussian_nll_loss")
-def _gaussian(c: Call, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError("gaussian_nll_loss, which checks its data")
 
 
 def _classes_last(c: Call, x: Any) -> tuple[Tensor, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,21 +10,18 @@ import numpy as np
 
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import numbers
-from foreplan.frontend.torch.ops.reductions import reduced
+from foreplan.frontend.torch.ops.reductions import reduced, root
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, convert
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops.determinant import det
-from foreplan.ops.expr import call
+from foreplan.ops.expr import call, cast, log
 from foreplan.ops.matmul import matmul
 
 
-@aten("matmul", "bmm", "mm", "mv", "dot", "vdot", "inner")
+@aten("matmul", "bmm", "mm", "mv", "dot", "vdot")
 def _matmul(c: Call, x: Any, y: Any) -> Any:
-    left, right = c.tensor(x), c.tensor(y)
-    if c.name == "inner":
-        right = right.mT if right.ndim > 1 else right
-    return left @ right
+    return c.tensor(x) @ c.tensor(y)
 
 
 @aten("linear")
@@ -41,10 +39,13 @@ def _addmm(c: Call, added: Any, x: Any, y: Any, beta: float = 1, alpha: float = 
     product = _outer(c, x, y) if c.name == "addr" else c.tensor(x) @ c.tensor(y)
     if c.name == "addbmm":
         product = reduced(c, "sum", product, 0)
+    if not c.dtype.is_float:
+        alpha, beta = int(alpha), int(beta)
+    if not beta:  # then what is added is not read at all
+        return numbers(c, "addmm", lambda p: p * alpha, product)
     return numbers(c, "addmm", lambda p, a: p * alpha + a * beta, product, added)
 
 
-@aten("outer", "ger")
 def _outer(c: Call, x: Any, y: Any) -> Any:
     return c.tensor(x).reshape(-1, 1) * c.tensor(y)
 
@@ -52,24 +53,6 @@ def _outer(c: Call, x: Any, y: Any) -> Any:
 @aten("einsum")
 def _einsum(c: Call, equation: str, xs: Sequence[Any], path: Any = None) -> Any:
     return np.einsum(equation, *(c.tensor(x) for x in xs))
-
-
-@aten("tensordot")
-def _tensordot(c: Call, x: Any, y: Any, dims_x: Sequence[int], dims_y: Sequence[int]) -> Any:
-    return np.tensordot(c.tensor(x), c.tensor(y), (list(dims_x), list(dims_y)))
-
-
-@aten("kron")
-def _kron(c: Call, x: Any, y: Any) -> Any:
-    return np.kron(c.tensor(x), c.tensor(y))
-
-
-@aten("linalg_multi_dot", "chain_matmul")
-def _multi_dot(c: Call, xs: Sequence[Any]) -> Any:
-    found = c.tensor(xs[0])
-    for each in xs[1:]:
-        found = found @ c.tensor(each)
-    return found
 
 
 @aten("matrix_power", "linalg_matrix_power")
@@ -96,6 +79,17 @@ def _det(c: Call, x: Any) -> Tensor:
     return c.wrap(det(c.b, c.value(x)))
 
 
+@aten("_linalg_slogdet")
+def _slogdet(c: Call, x: Any) -> list[Any]:
+    found = c.wrap(det(c.b, c.value(x)))
+    return [np.sign(found), np.log(np.abs(found)), None, None]
+
+
+@aten("_linalg_det")
+def _inner_det(c: Call, x: Any) -> list[Any]:
+    return [_det(c, x), None, None]
+
+
 @aten("cross", "linalg_cross")
 def _cross(c: Call, x: Any, y: Any, dim: int | None = -1) -> Any:
     axis = next(i for i, n in enumerate(c.shape) if n == 3) if dim is None else dim
@@ -106,28 +100,64 @@ def _cross(c: Call, x: Any, y: Any, dim: int | None = -1) -> Any:
 def _cdist(c: Call, x: Any, y: Any, p: float = 2.0, mode: Any = None) -> Any:
     left, right = c.tensor(x), c.tensor(y)
     gaps = left[..., :, None, :] - right[..., None, :, :]
-    return _length(c, gaps, p)
+    return length(c, gaps, p)
+
+
+@aten("_pdist_forward", "pdist")
+def _pdist(c: Call, x: Any, p: float = 2.0) -> Any:
+    rows = c.tensor(x)
+    first, second = np.triu_indices(rows.shape[0], 1)
+    return length(c, rows[first] - rows[second], p)
+
+
+@aten("linalg_householder_product")
+def _householder(c: Call, x: Any, scales: Any) -> Any:
+    """The first columns of the product of reflections 1 - t v v^T, whose vectors v stand below the diagonal of x."""
+    columns, t = c.tensor(x), c.tensor(scales)
+    rows, count = columns.shape[-2:]
+    found: Any = as_tensor(np.broadcast_to(np.eye(rows, count), columns.shape), columns.value.dtype)
+    for i in reversed(range(t.shape[-1])):
+        below = np.arange(rows)[:, None]
+        v: Any = np.where(below > i, columns[..., :, i : i + 1], np.where(below == i, 1.0, 0.0))
+        found = found - (t[..., i, None, None] * v) @ (v.mT @ found)
+    return found
+
+
+@aten("linalg_matrix_exp")
+def _matrix_exp(c: Call, x: Any) -> Any:
+    """exp(A) = exp(A / 2^s)^(2^s), the inner one as its Taylor polynomial (Moler and Van Loan 2003, method 3). `s` is
+    the least for which the 1-norm of A / 2^s is at most 1/2, as far as 16, chosen by data: of 16 squares, the last s.
+    """
+    a: Any = c.tensor(x)
+    size = reduced(c, "max", reduced(c, "sum", apply("abs", lambda x: call("abs", x), a), -2, True), -1, True)
+    s = apply("halvings", lambda n: call("max", call("ceil", log(n * 2.0 + 1e-30) / math.log(2.0)), 0.0), size)
+    small = a * np.exp(-math.log(2.0) * s)
+    one = np.eye(a.shape[-1])
+    terms = 10 if a.value.dtype.itemsize <= 4 else 16
+    found: Any = one + small / float(terms)
+    for n in range(terms - 1, 0, -1):
+        found = one + (small @ found) / float(n)
+    for i in range(16):
+        found = np.where(s > 15.5 - i, found @ found, found)
+    return found
 
 
 @aten("pairwise_distance")
 def _pairwise(c: Call, x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
-    found = _length(c, c.tensor(x) - c.tensor(y) + eps, p)
+    found = length(c, c.tensor(x) - c.tensor(y) + eps, p)
     return found[..., None] if keepdim else found
 
 
-def _length(c: Call, gaps: Tensor, p: float) -> Tensor:
+def length(c: Call, gaps: Tensor, p: float) -> Tensor:
     """The p-norm of the last axis, whose gradient at zero is zero."""
+    if p == 0:
+        return reduced(c, "sum", apply("ne", lambda x: cast(call("ne", x, 0.0), c.dtype), gaps), -1)
     if p == 1:
         return reduced(c, "sum", apply("abs", lambda x: call("abs", x), gaps), -1)
     if p == float("inf"):
         return reduced(c, "max", apply("abs", lambda x: call("abs", x), gaps), -1)
     powers = apply("pow", lambda x: x * x if p == 2 else call("abs", x) ** float(p), gaps)
-
-    def root(s: Any) -> Any:
-        inside = call("where", s > 0.0, s, 1.0)
-        return call("where", s > 0.0, call("sqrt", inside) if p == 2 else inside ** (1.0 / p), 0.0)
-
-    return apply("root", root, reduced(c, "sum", powers, -1))
+    return root(reduced(c, "sum", powers, -1), p)
 
 
 @aten("cosine_similarity")
@@ -142,7 +172,7 @@ def _cosine(c: Call, x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 
 @aten("_grouped_mm", "transformers::grouped_mm_fallback")
-def _grouped(c: Call, x: Any, weights: Any, offs: Any = None, **_: Any) -> Any:
+def _grouped(c: Call, x: Any, weights: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """Rows, each by the matrix of its group; `offs` says where each group ends. All groups are multiplied, with zeros
     in the place of the rows of others: which rows are whose is data.
     """

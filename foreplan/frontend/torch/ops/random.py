@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import broadcast, numbers
@@ -14,16 +15,22 @@ from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph.types import FLOAT32
+from foreplan.ops import sort
 from foreplan.ops.expr import call, cast, log, where
 
 
 @aten("dropout", "native_dropout", draws=True)
 def _dropout(c: Call, x: Any, p: float, train: bool) -> Any:
-    return _dropped(c, c.tensor(x), p) if train else c.tensor(x)
+    return dropped(c, c.tensor(x), p) if train else c.tensor(x)
 
 
-def _dropped(c: Call, x: Tensor, p: float) -> Tensor:
-    return c.by_mode(x, x * 0.0) if p == 1 else nn.dropout(x, p)
+def dropped(c: Call, x: Tensor, p: float) -> Any:
+    """Dropout in training; in inference, too, where PyTorch's program of inference says so."""
+    if p in (0, 1):
+        return x if not p else c.by_mode(x, x * 0.0) if c.training else x * 0.0
+    if c.training:
+        return nn.dropout(x, p)
+    return x * c.random("bernoulli", x.shape, x.value.dtype, p=1 - p) / (1 - p)
 
 
 @aten("feature_dropout", draws=True)
@@ -38,7 +45,7 @@ def _feature_dropout(c: Call, x: Any, p: float, train: bool) -> Any:
 def _channels(c: Call, x: Tensor, p: float) -> Tensor:
     """Ones of which dropout takes some, an entry for each item and channel."""
     ones = as_tensor(np.ones((*x.shape[:2], *[1] * (x.ndim - 2)), x.dtype))
-    return _dropped(c, ones, p)
+    return dropped(c, ones, p)
 
 
 @aten("alpha_dropout", "feature_alpha_dropout", draws=True)
@@ -52,20 +59,20 @@ def _alpha_dropout(c: Call, x: Any, p: float, train: bool) -> Any:
     if c.name.startswith("feature"):
         kept = _channels(c, tensor, p)
     else:
-        kept = _dropped(c, as_tensor(np.ones(tensor.shape, tensor.dtype)), p)
+        kept = dropped(c, as_tensor(np.ones(tensor.shape, tensor.dtype)), p)
     noisy = numbers(c, "alpha_dropout", lambda x, k: where(k > 0.0, x, bound) * a - a * bound * p, tensor, kept)
-    return c.by_mode(tensor, noisy)
+    return c.by_mode(tensor, noisy) if c.training else noisy
 
 
 @aten("rrelu", draws=True)
-def _rrelu(c: Call, x: Any, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, *_: Any) -> Tensor:
-    """The slope below zero is drawn anew in training, and is the middle of the two in inference (Xu et al. 2015)."""
-    tensor = c.tensor(x)
-    usual = numbers(c, "rrelu", lambda x: where(x > 0.0, x, x * ((low + high) / 2)), tensor)
-    if not training:
-        return usual
-    slope = c.random("uniform", tensor.shape, FLOAT32, low=low, high=high)
-    return c.by_mode(usual, numbers(c, "rrelu", lambda x, s: where(x > 0.0, x, x * s), tensor, slope))
+def _rrelu(c: Call, x: Any, low: float = 1 / 8, high: float = 1 / 3, train: bool = False, *_: Any) -> Tensor:
+    """A slope for each element below zero: drawn in training, the middle in inference."""
+    slope: Any = (low + high) / 2
+    if train:
+        middle = as_tensor(np.full(c.shape, slope), c.dtype)
+        slope = c.random("uniform", c.shape, c.dtype, low=float(low), high=float(high))
+        slope = c.by_mode(middle, slope) if c.training else slope
+    return numbers(c, "rrelu", lambda x, s: where(x > 0.0, x, x * s), x, slope)
 
 
 @aten("rand", "rand_like", "uniform_", draws=True)
@@ -111,10 +118,45 @@ def _bernoulli(c: Call, x: Any, *p: Any, generator: Any = None, **named: Any) ->
 
 @aten("exponential_", draws=True)
 def _exponential(c: Call, x: Any, rate: float = 1.0, **_: Any) -> Tensor:
-    drawn = c.random("uniform", c.shape, FLOAT32)
-    return apply("exponential", lambda u: cast(-log(1.0 - u) / rate, c.dtype), drawn)
+    return _of_uniform(c, lambda u: -log(u) / rate)
 
 
-@aten("geometric_", "cauchy_", "log_normal_", "poisson", "multinomial", "randperm", draws=True)
-def _other(c: Call, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError("this distribution; uniform, normal, exponential, integers and bernoulli are there")
+def _of_uniform(c: Call, fn: Callable[[Any], Any]) -> Tensor:
+    """Numbers of a distribution: its quantile function of uniform ones in (0, 1]."""
+    dtype = c.dtype if c.dtype.is_float else FLOAT32
+    return apply(c.name, lambda u: cast(fn(1.0 - u), c.dtype), c.random("uniform", c.shape, dtype))
+
+
+@aten("geometric_", draws=True)
+def _geometric(c: Call, x: Any, p: float, **_: Any) -> Tensor:
+    return _of_uniform(c, lambda u: call("max", call("ceil", log(u) / math.log1p(-p)), 1.0))
+
+
+@aten("cauchy_", draws=True)
+def _cauchy(c: Call, x: Any, median: float = 0.0, sigma: float = 1.0, **_: Any) -> Tensor:
+    return _of_uniform(c, lambda u: call("tan", (u - 0.5) * math.pi) * sigma + median)
+
+
+@aten("log_normal_", draws=True)
+def _log_normal(c: Call, x: Any, mean: float = 1.0, std: float = 2.0, **_: Any) -> Any:
+    return np.exp(c.random("normal", c.shape, c.dtype) * std + mean)
+
+
+@aten("multinomial", draws=True)
+def _multinomial(c: Call, weights: Any, count: int, replacement: bool = False, **_: Any) -> Tensor:
+    """Places drawn by weights: those of the largest logarithms with Gumbel noise (Kool et al. 2019), all of one draw
+    without replacement, the first of one draw each with it.
+    """
+    logs = np.log(convert(c.tensor(weights), FLOAT32))
+    rows: Any = logs[..., None, :] if replacement else logs
+    shape = (*logs.shape[:-1], count, logs.shape[-1]) if replacement else logs.shape
+    drawn = c.random("uniform", shape, FLOAT32)
+    noisy = apply("gumbel", lambda x, u: x - log(-log(1.0 - u)), broadcast(rows, shape), drawn)
+    if replacement:
+        return c.wrap(sort.arg_reduce(c.b, "max", noisy.value, noisy.ndim - 1))
+    return c.wrap(sort.top_k(c.b, noisy.value, count, noisy.ndim - 1, True)[1])
+
+
+@aten("randperm", draws=True)
+def _randperm(c: Call, n: int, **_: Any) -> Tensor:
+    return convert(c.wrap(sort.top_k(c.b, c.random("uniform", (n,), FLOAT32).value, n, 0, True)[1]), c.dtype)

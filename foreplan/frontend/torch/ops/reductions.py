@@ -13,7 +13,7 @@ from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call, dtype_of
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops import scan, sort
 from foreplan.ops.expr import call, exp, log
 from foreplan.ops.reduce import reduce
@@ -67,7 +67,7 @@ def _at(x: Tensor, places: Any, dim: int, keepdim: bool) -> Any:
     return found if keepdim else found.squeeze(dim)
 
 
-@aten("argmax", "argmin")
+@aten("argmax", "argmin", along=True)
 def _arg(c: Call, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     tensor = c.tensor(x)
     if dim is None:
@@ -91,12 +91,21 @@ def _var(c: Call, x: Any, dim: Any = None, unbiased: Any = None, keepdim: bool =
     return [found, mean if keepdim else mean.squeeze(tuple(axes))] if c.name.endswith("_mean") else found
 
 
-@aten("linalg_vector_norm", "norm", "linalg_norm", "frobenius_norm")
+def root(total: Tensor, order: float) -> Tensor:
+    """The root of sums of powers; of the gradient of a sum of zeros, PyTorch says zero."""
+
+    def fn(s: Any) -> Any:
+        inside = call("where", s > 0.0, s, 1.0)
+        return call("where", s > 0.0, call("sqrt", inside) if order == 2 else inside ** (1.0 / order), s * 0.0)
+
+    return apply("root", fn, total) if order > 0 else apply("root", lambda s: s ** (1.0 / order), total)
+
+
+@aten("linalg_vector_norm", "norm", "frobenius_norm")
 def _norm(c: Call, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     tensor, order = convert(c.tensor(x), c.dtype), 2 if ord in (None, "fro") else ord
     if order == 2:
-        total = reduced(c, "sum", apply("square", lambda x: x * x, tensor), dim, keepdim)
-        return apply("sqrt", lambda s: call("sqrt", s), total)
+        return root(reduced(c, "sum", apply("square", lambda x: x * x, tensor), dim, keepdim), 2)
     size = apply("abs", lambda x: call("abs", x), tensor)
     if order in (math.inf, -math.inf):
         return reduced(c, "max" if order > 0 else "min", size, dim, keepdim)
@@ -104,8 +113,7 @@ def _norm(c: Call, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False,
         return reduced(c, "sum", convert(apply("ne", lambda x: call("ne", x, 0.0), tensor), c.dtype), dim, keepdim)
     if order == 1:
         return reduced(c, "sum", size, dim, keepdim)
-    total = reduced(c, "sum", apply("pow", lambda x: x ** float(order), size), dim, keepdim)
-    return apply("pow", lambda s: s ** (1.0 / order), total)
+    return root(reduced(c, "sum", apply("pow", lambda x: x ** float(order), size), dim, keepdim), order)
 
 
 @aten("logsumexp")
@@ -116,33 +124,26 @@ def _logsumexp(c: Call, x: Any, dim: Any, keepdim: bool = False) -> Any:
     return apply("logsumexp", lambda s, m: log(s) + m, total, high).reshape(c.shape)
 
 
-@aten("cumsum", "cumprod")
+@aten("cumsum", "cumprod", along=True)
 def _running(c: Call, x: Any, dim: int, dtype: Any = None) -> Tensor:
     tensor = convert(c.tensor(x), c.dtype)
     return c.wrap(getattr(scan, c.name)(c.b, tensor.value, dim % tensor.ndim)) if tensor.ndim else tensor
 
 
-@aten("logcumsumexp")
+@aten("logcumsumexp", along=True)
 def _logcumsumexp(c: Call, x: Any, dim: int) -> Any:
     tensor = c.tensor(x)
     high = nn.stop_gradient(reduced(c, "max", tensor, dim, True))
     return np.log(np.cumsum(np.exp(tensor - high), axis=dim)) + high
 
 
-@aten("diff")
-def _diff(c: Call, x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    parts = [c.tensor(each) for each in (prepend, x, append) if each is not None]
-    whole: Any = np.concatenate(parts, axis=dim) if len(parts) > 1 else parts[0]
-    return np.diff(whole, n, axis=dim)
-
-
-@aten("topk")
+@aten("topk", along=True)
 def _topk(c: Call, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
     tensor = c.tensor(x)
     return [c.wrap(value) for value in sort.top_k(c.b, tensor.value, k, dim % tensor.ndim, largest)]
 
 
-@aten("sort")
+@aten("sort", along=True)
 def _sort(c: Call, x: Any, *args: Any, dim: int = -1, descending: bool = False, stable: Any = None) -> list[Tensor]:
     tensor = c.tensor(x)
     given = [each for each in args if not (isinstance(each, bool) and len(args) == 3 and each is args[0])]
@@ -150,13 +151,13 @@ def _sort(c: Call, x: Any, *args: Any, dim: int = -1, descending: bool = False, 
     return [c.wrap(v) for v in sort.top_k(c.b, tensor.value, tensor.shape[dim], dim % tensor.ndim, descending)]
 
 
-@aten("argsort", "msort")
+@aten("argsort", "msort", along=True)
 def _argsort(c: Call, x: Any, *args: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     values, places = _sort(c, x, *args, dim=0 if c.name == "msort" else dim, descending=descending)
     return values if c.name == "msort" else places
 
 
-@aten("kthvalue", "median")
+@aten("kthvalue", "median", along=True)
 def _kth(c: Call, x: Any, *args: Any, keepdim: bool = False) -> Any:
     tensor = c.tensor(x)
     if c.name == "median" and not args:
@@ -164,6 +165,7 @@ def _kth(c: Call, x: Any, *args: Any, keepdim: bool = False) -> Any:
         return c.wrap(sort.top_k(c.b, flat.value, (flat.size + 1) // 2, 0, False)[0])[-1]
     k, rest = (args[0], args[1:]) if c.name == "kthvalue" else (None, args)
     dim = rest[0] if rest else -1
+    dim %= tensor.ndim
     keep = rest[1] if len(rest) > 1 else keepdim
     extent = tensor.shape[dim]
     axis = dim % tensor.ndim
@@ -172,24 +174,46 @@ def _kth(c: Call, x: Any, *args: Any, keepdim: bool = False) -> Any:
     return [each if keep else each.squeeze(axis) for each in (c.wrap(value)[key] for value in found)]
 
 
-@aten("softmax", "_softmax", "_safe_softmax", "special_softmax")
+@aten("softmax", "_softmax", "special_softmax", along=True)
 def _softmax(c: Call, x: Any, dim: int, dtype: Any = None) -> Tensor:
     return nn.softmax(convert(c.tensor(x), c.dtype), dim)
 
 
-@aten("log_softmax", "_log_softmax")
+@aten("_safe_softmax", along=True)
+def _safe_softmax(c: Call, x: Any, dim: int, dtype: Any = None) -> Any:
+    """Softmax, and zeros where nothing is allowed."""
+    tensor = convert(c.tensor(x), c.dtype)
+    none = reduced(c, "max", tensor, dim, True) == -np.inf
+    return np.where(none, 0.0, nn.softmax(as_tensor(np.where(none, 0.0, tensor)), dim))
+
+
+@aten("log_softmax", "_log_softmax", along=True)
 def _log_softmax(c: Call, x: Any, dim: int, dtype: Any = None) -> Tensor:
     return nn.log_softmax(convert(c.tensor(x), c.dtype), dim)
-
-
-@aten("softmin")
-def _softmin(c: Call, x: Any, dim: int, dtype: Any = None) -> Tensor:
-    return nn.softmax(-convert(c.tensor(x), c.dtype), dim)
 
 
 @aten("count_nonzero")
 def _count(c: Call, x: Any, dim: Any = None) -> Any:
     return reduced(c, "sum", convert(as_bool(c.tensor(x)), c.dtype), dim)
+
+
+@aten("histc")
+def _histc(c: Call, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """How many elements are in each of some bins of one width; `min` = `max` stands for the extremes of the data."""
+    flat = c.tensor(x).reshape(-1)
+    flat = flat if flat.value.dtype.is_float else convert(flat, "float32")
+    low, high = (c.tensor(float(each), flat.value.dtype) for each in (min, max))
+    if min == max:
+        low, high = reduced(c, "min", flat), reduced(c, "max", flat)
+        empty = convert(low == high, low.dtype)
+        low, high = low - empty, high + empty
+
+    def place(x: Any, low: Any, high: Any) -> Any:
+        at = call("min", call("floor", (x - low) / (high - low) * float(bins)), float(bins - 1))
+        return call("where", call("and", call("ge", x, low), call("le", x, high)), at, -1.0)
+
+    places = convert(apply("bin", place, flat, low, high), "int64")
+    return convert(places[:, None] == np.arange(bins), c.dtype).sum(0)
 
 
 @aten("bincount", "unique", "_unique2", "nonzero", "masked_select")

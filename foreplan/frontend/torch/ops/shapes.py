@@ -19,7 +19,7 @@ from foreplan.ops.shape import slice_axis
 
 
 @aten("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "ravel", views=True)
-@aten("reshape_as", "_reshape_alias", "atleast_1d", "atleast_2d", "atleast_3d", views=True)
+@aten("reshape_as", "_reshape_alias", views=True)
 def _view(c: Call, x: Any, *_: Any, **__: Any) -> Any:
     tensor = c.tensor(x)
     if c.dtype.itemsize != tensor.value.dtype.itemsize or c.dtype.category != tensor.value.dtype.category:
@@ -130,12 +130,9 @@ def _cat(c: Call, xs: Sequence[Any], dim: int = 0) -> Any:
     return np.concatenate(kept, axis=dim) if kept else parts[0]
 
 
-@aten("stack", "hstack", "vstack", "dstack", "column_stack")
+@aten("stack")
 def _stack(c: Call, xs: Sequence[Any], dim: int = 0) -> Any:
-    parts = [convert(c.tensor(x), c.dtype) for x in xs]
-    if c.name == "stack":
-        return np.stack(parts, axis=dim)
-    return getattr(np, c.name)(parts)
+    return np.stack([convert(c.tensor(x), c.dtype) for x in xs], axis=dim)
 
 
 @aten("repeat", "tile")
@@ -170,11 +167,6 @@ def _flip(c: Call, x: Any, dims: Sequence[int] | None = None) -> Any:
     return np.flip(c.tensor(x), axes) if axes else c.tensor(x)
 
 
-@aten("rot90")
-def _rot90(c: Call, x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
-    return np.rot90(c.tensor(x), k, (dims[0], dims[1]))
-
-
 @aten("tril", "triu")
 def _triangle(c: Call, x: Any, diagonal: int = 0) -> Any:
     rows, columns = c.shape[-2:]
@@ -186,7 +178,7 @@ def _triangle(c: Call, x: Any, diagonal: int = 0) -> Any:
 def _diag(c: Call, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     tensor = c.tensor(x)
     if c.name == "diag_embed":
-        if (dim1, dim2) != (-2, -1):
+        if (dim1 % (tensor.ndim + 1), dim2 % (tensor.ndim + 1)) != (tensor.ndim - 1, tensor.ndim):
             raise UnsupportedError("diag_embed along other axes than the last two")
         n = tensor.shape[-1] + abs(offset)
         rows = np.arange(tensor.shape[-1]) + max(0, -offset)
@@ -222,12 +214,26 @@ def margins(c: Call, x: Tensor, pads: Sequence[int], mode: str, value: float = 0
     """Margins around the last axes, as PyTorch lists them: the last axis first; negative ones are cut off."""
     pairs = list(zip(pads[::2], pads[1::2]))[::-1]
     around = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+    if mode in ("replicate", "reflect") and min(pads) < 0:
+        return _read_beyond(x, around, mode)
     inner = x.value
     for axis, (low, high) in enumerate(around):
         if low < 0 or high < 0:
             inner = slice_axis(c.b, inner, axis, max(0, -low), inner.shape[axis] + min(low, 0) + min(high, 0))
     wide = [(max(low, 0), max(high, 0)) for low, high in around]
     return c.wrap(pad(c.b, inner, wide, float(value), _MODES[mode])) if any(map(any, wide)) else c.wrap(inner)
+
+
+def _read_beyond(x: Tensor, around: Sequence[tuple[int, int]], mode: str) -> Tensor:
+    """Margins of which some are cut off: each place of the result is one of the tensor's own, counted from there."""
+    found: Any = x
+    for axis, (low, high) in enumerate(around):
+        if low or high:
+            n = x.shape[axis]
+            places = np.arange(-low, n + high)
+            places = places.clip(0, n - 1) if mode == "replicate" else n - 1 - np.abs(n - 1 - np.abs(places))
+            found = np.take(found, places, axis=axis)
+    return as_tensor(found)
 
 
 @aten("pixel_shuffle", "pixel_unshuffle")

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.reductions import listed
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops.grid_sample import grid_sample
 from foreplan.ops.resize import resize
-from foreplan.ops.unpool import col2im
+from foreplan.ops.unpool import col2im, placed
 
 _MODES = {
     "upsample_nearest1d": "nearest",
@@ -41,7 +42,7 @@ def _upsample(c: Call, x: Any, size: Any, *rest: Any, **named: Any) -> Tensor:
     if scales is None:
         numbers = [each for each in rest if isinstance(each, float)]
         scales = numbers if len(numbers) == images.ndim - 2 else None
-    if scales is None:
+    if scales is None or align:
         scales = [after / before for after, before in zip(c.shape[2:], images.shape[2:])]
     if mode == "nearest":
         exact = "exact" in c.name
@@ -53,6 +54,10 @@ def _upsample(c: Call, x: Any, size: Any, *rest: Any, **named: Any) -> Tensor:
             how["rounding"] = "round_prefer_ceil"
     else:
         how = {"coordinate": "align_corners" if align else "half_pixel"}
+    if c.name.endswith("_aa") and align:  # PyTorch's centres are those of half pixels, at the step of aligned corners
+        if min(c.shape[2:]) == 1 or min(images.shape[2:]) == 1:
+            raise UnsupportedError("align_corners with antialias and an axis of one element")
+        how, scales = {"coordinate": "half_pixel"}, [(m - 1) / (n - 1) for m, n in zip(c.shape[2:], images.shape[2:])]
     if c.name.endswith("_aa"):
         how |= {"antialias": True, "exclude_outside": True, "cubic_a": -0.5}
     factors = (1.0, 1.0, *map(float, scales))
@@ -101,6 +106,14 @@ def _col2im(c: Call, x: Any, size: Any, kernel: Any, dilation: Any, padding: Any
     return c.wrap(col2im(c.b, c.value(x), listed(size, 2), listed(kernel, 2), **geometry))
 
 
-@aten("max_unpool2d", "max_unpool3d", "fractional_max_pool2d", "fractional_max_pool3d")
-def _other(c: Call, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError("this pooling")
+@aten("max_unpool2d", "max_unpool3d")
+def _max_unpool(c: Call, x: Any, places: Any, *_: Any) -> Any:
+    axes = int(c.name[-2])
+    images, at = c.tensor(x), c.tensor(places)
+    channels = int(np.prod(images.shape[: images.ndim - axes]))
+    area = int(np.prod(c.shape[-axes:]))
+    whole = at.reshape(channels, -1) + (np.arange(channels) * area).reshape(-1, 1)
+    flat = images.reshape(channels, -1).value
+    # Of several for one place one is written; each of them has the gradient of the place, as PyTorch has it.
+    once, added = (c.wrap(placed(c.b, flat, whole.value, c.shape, shared)) for shared in (True, False))
+    return nn.straight_through(nn.stop_gradient(once), added)

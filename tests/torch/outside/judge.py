@@ -1,0 +1,117 @@
+"""One module beside PyTorch: two steps of training, and what it gives in evaluation mode after them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import foreplan as fp
+from foreplan.errors import ForeplanError
+
+RATE = 1 / 64  # a power of two: the same in float32 and float64
+# Relative differences that are allowed, in float32, and in float64 where rounding is chaotic: a batch normalisation of
+# few numbers, or a ReLU close to zero, makes 1e-7 into any difference within a step, PyTorch's own included.
+SINGLE, DOUBLE = 1e-5, 1e-7
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of a module.
+
+    Attributes:
+        kind: `right`, `right in float64` alone, `refused`, `not exported` by PyTorch, `drawn` where two calls of the
+            module itself differ, or `wrong`.
+        why: what differs, or the reason of a refusal.
+    """
+
+    kind: str
+    why: str = ""
+
+
+class Squares(nn.Module):
+    """The mean squares of all outputs of a module, added up."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """One number."""
+        outputs = [y for y in pytree.tree_leaves(self.inner(*args, **kwargs)) if isinstance(y, torch.Tensor)]
+        return sum(y.square().mean() for y in outputs if y.dtype.is_floating_point)
+
+
+def without_draws(module: nn.Module) -> nn.Module:
+    """A module whose dropout and stochastic depth drop nothing, so that two runs are alike."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or (name == "p" and "Drop" in type(part).__name__)):
+                setattr(part, name, 0.0)
+        if type(part).__name__ == "StochasticDepth":
+            part.p = 0.0  # type: ignore[assignment]
+    return module.train()
+
+
+def judge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict:
+    """The verdict on a module, whose weights stay."""
+    with torch.no_grad():
+        calls = (copy.deepcopy(module)(*copy.deepcopy(args), **copy.deepcopy(kwargs)) for _ in range(2))
+        once, again = ([y for y in pytree.tree_leaves(call) if isinstance(y, torch.Tensor)] for call in calls)
+    if not all(map(torch.equal, once, again)):
+        return Verdict("drawn")
+    try:
+        off = _differences(copy.deepcopy(module), args, kwargs)
+        if max(off.values()) <= SINGLE:
+            return Verdict("right")
+        wide = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, (args, kwargs))
+        exact = _differences(copy.deepcopy(module).double(), *wide)
+    except ForeplanError as error:
+        reason = " ".join(str(error).split())
+        return Verdict("not exported" if "PyTorch cannot export" in reason else "refused", reason[:300])
+    told = ", ".join(f"{name} {value:.0e}" for name, value in off.items())
+    if max(exact.values()) <= DOUBLE:
+        return Verdict("right in float64", told)
+    return Verdict("wrong", f"{told}; in float64 " + ", ".join(f"{name} {value:.0e}" for name, value in exact.items()))
+
+
+def _differences(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
+    ours, theirs = Squares(module).train(), Squares(copy.deepcopy(module)).train()
+    graph = fp.from_torch(ours, *args, kwargs=kwargs)
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    feeds = {value.name: x.numpy() for value, x in zip(graph.inputs, tensors, strict=True)}
+    before = {name: weight.detach().clone() for name, weight in theirs.named_parameters()}
+    session = fp.compile(graph, lambda output: output, fp.optim.SGD(RATE), target="numpy").bind()
+    optimizer = torch.optim.SGD(theirs.parameters(), RATE)
+    losses = []
+    for _ in range(2):
+        loss = theirs(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(_relative(session.step(feeds).loss, loss.item()))
+    found = session.state_dict()
+    moved = max(
+        (float((w - before[name]).abs().max()) for name, w in theirs.named_parameters() if w.numel()), default=0
+    )
+    apart = [
+        float(np.abs(np.asarray(found[name], np.float64) - weight.detach().double().numpy()).max())
+        for name, weight in theirs.named_parameters()
+        if name in found and weight.numel()
+    ]
+    (value,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds).outputs.values()
+    with torch.no_grad():
+        want = theirs.eval()(*args, **kwargs).item()
+    # Of weights, a hundredth of the largest change is as much as 1e-5 of a loss.
+    weights = max(apart, default=0.0) / (moved or 1.0) * (1e-3 if max(apart, default=0.0) > 1e-6 else 0.0)
+    return {"losses": max(losses), "weights": weights, "inference": _relative(float(value), want)}
+
+
+def _relative(found: float, want: float) -> float:
+    off = abs(found - want) / max(abs(want), 1e-6)
+    return off if np.isfinite(off) else np.inf
