@@ -27,6 +27,7 @@ from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
 from foreplan.planner import Beside, Plan, Problem
 from foreplan.planner import verify as verify
+from foreplan.segments import NOT_RECOMPUTED, RECOMPUTES, own_segments, plan_checkpoints
 from foreplan.step_graphs import (
     A_MODEL,
     forward_graph,
@@ -37,7 +38,7 @@ from foreplan.step_graphs import (
     training_step,
     weights_as_trained,
 )
-from foreplan.units import parse_budget
+from foreplan.units import listed, parse_budget
 
 if TYPE_CHECKING:
     from foreplan.fission import InParts, Planned, Tools
@@ -160,8 +161,6 @@ def plan(
             raise UsageError("checkpoint names operations, and a problem has none: give what `lower` returns")
         if problem.copies:
             raise UsageError(_CHOOSES.format("offload"))
-        from foreplan.segments import plan_checkpoints
-
         return plan_checkpoints(problem, entries)
     return _within(problem, budget, remat, beside(problem) if isinstance(problem, Program) else None)
 
@@ -208,11 +207,13 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         return in_parts(graph, options, compile_with)
     started, before = time.perf_counter(), seconds_spent()
     graph = instance("a model", graph, Graph, A_MODEL)
+    if segments := own_segments(graph, options):
+        return _recomputing(graph, options, segments)
     with without_collection():
         step, last = graphs_of_step(graph, options)
         if options.offload and step.loss is None:
             raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
-        entries = tuple(options.checkpoint)
+        entries = tuple(options.checkpoint or ())
         if options.offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
         if entries and options.named:
@@ -231,11 +232,20 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
 
 
+def _recomputing(graph: Graph, options: Options, segments: tuple[str, ...]) -> Compiled:
+    """The step that recomputes what its module does; all as if it said nothing, where that cannot be."""
+    try:
+        step, note = compile_with(graph, replace(options, checkpoint=segments)), RECOMPUTES.format(listed(segments, 4))
+    except UsageError as error:
+        step, note = compile_with(graph, replace(options, checkpoint=())), NOT_RECOMPUTED.format(error)
+    return replace(step, program=replace(step.program, notes=(*step.program.notes, note)))
+
+
 def _planned(graph: Graph, step: Graph, program: Program, options: Options) -> Planned:
     """The plan of a step that was made of a graph; within a budget, in parts where that serves."""
 
     def whole() -> Planned:
-        return step, program, plan(program, options.budget, options.remat, options.checkpoint)
+        return step, program, plan(program, options.budget, options.remat, options.checkpoint or ())
 
     if options.budget is None or not options.splits:
         return whole()
@@ -295,7 +305,7 @@ def _planned_halves(body: Program, update: Program, options: Options) -> tuple[P
         is_share = isinstance(parse_budget(options.budget), float)
         return None if is_share else beside(half, Use(other=(other, planned)))
 
-    entries, later, earlier = tuple(options.checkpoint), None, None
+    entries, later, earlier = tuple(options.checkpoint or ()), None, None
     if options.budget is None or entries:
         planned = plan(body, options.budget, options.remat, entries)
     else:

@@ -129,15 +129,16 @@ class Options:
             choices=("train", "sync", "frozen"),
         ),
     )
-    checkpoint: Iterable[str] = field(
-        default=(),
+    checkpoint: Iterable[str] | None = field(
+        default=None,
         metadata=says(
             "Recompute these segments of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each by "
-            "itself, or conv2..conv5.",
+            "itself, or conv2..conv5. By default those of a PyTorch module that calls `torch.utils.checkpoint`, where "
+            "nothing else says what is recomputed; none: [].",
             more="This is `torch.utils.checkpoint` by name, instead of `budget` and `remat`: what a segment computes "
             "is dropped when the forward pass has left it, and computed once more for its backward pass. What it "
             "reads, and what others read of it, stays.",
-            check=option_checks.names,
+            check=option_checks.some_names,
             flag="--checkpoint",
             value="SCOPE",
         ),

@@ -6,10 +6,25 @@ from collections import Counter
 from collections.abc import Sequence
 
 from foreplan.errors import UsageError
+from foreplan.graph import Graph
+from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program
 from foreplan.lower.segments import find_segments, forward_actions
+from foreplan.options import Options
 from foreplan.planner import Plan
 from foreplan.planner.recompute.segments import plan_segments
+
+RECOMPUTES = "recomputed, as the module's own torch.utils.checkpoint has it: {}; checkpoint=[] recomputes nothing"
+NOT_RECOMPUTED = "nothing is recomputed, though the module calls torch.utils.checkpoint: {}"
+
+
+def own_segments(graph: Graph, options: Options) -> tuple[str, ...]:
+    """What a PyTorch module recomputes itself, where no option says what a training step recomputes."""
+    says = options.checkpoint is not None or options.budget is not None or options.named or options.offload
+    trains = options.loss is not None or graph.loss is not None
+    if says or not trains or options.remat != "auto" or not isinstance(graph.origin, ModuleOrigin):
+        return ()
+    return graph.origin.segments
 
 
 def plan_checkpoints(program: Program, entries: Sequence[str]) -> Plan:

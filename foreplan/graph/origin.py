@@ -14,11 +14,13 @@ class ModuleOrigin:
 
     Attributes:
         aliases: further names of stored values, which the module ties: that name → the stored value's.
+        segments: what the module recomputes (`torch.utils.checkpoint`), as `foreplan.compile(checkpoint=…)` has it.
         constants: contents that the graph was computed with, by name: to load others would change nothing.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    segments: tuple[str, ...] = ()
 
     def completed(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The contents of stored values with those of all other names that the module has."""

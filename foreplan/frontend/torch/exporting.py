@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.functions import functions_traced
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
 
     name = type(module).__name__
     try:
-        with _quiet(), functions_traced(), _means_of_all_batches(module):
+        with (
+            _quiet(),
+            checkpoints_marked() as checkpointed,
+            functions_traced(checkpointed),
+            _means_of_all_batches(module),
+        ):
             return torch.export.export(module, example, dict(kwargs), strict=False)
     except UnsupportedError:
         raise

@@ -5,7 +5,7 @@ backward is Python code. That is traced here too, from a stand-in of the cotange
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,9 +15,14 @@ COTANGENT, TIED = "foreplan::cotangent", "foreplan::with_gradient"
 
 
 @contextlib.contextmanager
-def functions_traced() -> Iterator[None]:
-    """While the body runs, calls of autograd functions become ops that an export keeps."""
+def functions_traced(checkpointed: Callable[..., Any]) -> Iterator[None]:
+    """While the body runs, calls of autograd functions become ops that an export keeps.
+
+    Args:
+        checkpointed: what takes the arguments of `CheckpointFunction`.
+    """
     import torch
+    from torch.utils.checkpoint import CheckpointFunction
 
     _define()
     function: Any = torch.autograd.Function
@@ -26,6 +31,8 @@ def functions_traced() -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__name__.startswith("GeneratedBackwardFor_"):  # of an op of a library, which stays whole in the graph
             return before.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            return checkpointed(*args)
         return _traced(cls, args, kwargs)
 
     function.apply = classmethod(apply)

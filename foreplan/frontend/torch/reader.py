@@ -12,6 +12,7 @@ import numpy as np
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import dtype_of
+from foreplan.frontend.torch.checkpoints import segments_of
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.torch.run import Run
@@ -52,6 +53,7 @@ class Reader:
         self.names = {**parameters, **buffers}
         self._lasting = {name: each for name, each in lasting.items() if hasattr(each, "is_floating_point")}
         self._folded: set[int] = set()
+        self._segments: tuple[str, ...] = ()
         own = dict(self._named.values())
         self._check_memory(own)
         weights = [name for name, tensor in own.items() if id(tensor) in self._parameters]
@@ -165,6 +167,8 @@ class Reader:
                 raise UnsupportedError(f"an input of the kind {spec.kind.name} is not known")
             run.places[node] = content
         outputs = run.graph(program.graph, program.graph_module)
+        if training:
+            self._segments = segments_of([*run.checkpointed.values()], self.tracer.at().nodes)
         updates = {old.value: as_tensor(run.places[node]) for node, old in kept if run.places[node] is not old}
         return dict(self._outputs(program, outputs)), updates
 
@@ -227,7 +231,7 @@ class Reader:
             own = self.store(tensor).value.name
             if name != own:
                 aliases[name] = own
-        return ModuleOrigin(aliases, constants)
+        return ModuleOrigin(aliases, constants, self._segments)
 
     def _by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
         if inference.value is training.value:

@@ -15,6 +15,7 @@ import numpy as np
 from foreplan.errors import ForeplanError, ShapeError, UnsupportedError
 from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
+from foreplan.frontend.torch.checkpoints import mark_of
 from foreplan.frontend.torch.known import MOST_KNOWN, array_of
 from foreplan.frontend.torch.opened import opened
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
@@ -23,6 +24,7 @@ from foreplan.frontend.torch.table import Entry, entry
 from foreplan.frontend.torch.writes import attribute, op_name, written_by
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph import Node
 from foreplan.ops.marks import StopGradient
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Run:
     def __init__(self, reader: Source, training: bool) -> None:
         self.reader, self.training = reader, training
         self.places = Places()
+        self.checkpointed: dict[int, list[Node]] = {}  # the nodes of each call that is recomputed
         self._autocast: Any = None
         self._sizes: dict[Any, int] = {}
         self._within: tuple[str, str] | None = None  # module and line of an op that is read as other ops
@@ -69,8 +72,13 @@ class Run:
     def _node(self, node: torch.fx.Node) -> Any:
         path, line = self._place(node)
         self.reader.tracer.place(path, line)
+        nodes = self.reader.tracer.at().nodes
+        count, mark = len(nodes), mark_of(node) if self.training else None
         try:
-            return self._result(node)
+            result = self._result(node)
+            if mark is not None:
+                self.checkpointed.setdefault(mark, []).extend(nodes[count:])
+            return result
         except ForeplanError as error:
             if "ATen op" in str(error):
                 raise

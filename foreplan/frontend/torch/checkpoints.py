@@ -1,0 +1,85 @@
+"""`torch.utils.checkpoint` in a module: what it recomputes, as segments of the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from foreplan.graph import Node
+
+if TYPE_CHECKING:
+    import torch
+
+_KEY = "foreplan_checkpoint"
+
+
+@contextlib.contextmanager
+def checkpoints_marked() -> Iterator[Callable[..., Any]]:
+    """While the body runs, the ops of each checkpointed function are marked with a number of their own.
+
+    Yields:
+        What calls a function so, for `CheckpointFunction`, an autograd function that calls one.
+    """
+    import torch.fx.traceback
+    import torch.utils.checkpoint as checkpointing
+
+    count = itertools.count()
+
+    @contextlib.contextmanager
+    def marked() -> Iterator[None]:
+        with torch.fx.traceback.annotate({_KEY: next(count)}):
+            yield
+
+    def beside(function: Any, *_: Any, **__: Any) -> Iterator[None]:
+        """In the place of the generator that `checkpoint` runs to its `yield` before a function, and on after it."""
+        with marked():
+            yield
+
+    def called(function: Callable[..., Any], _: Any, *args: Any) -> Any:
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+            with marked():
+                return function(*args)
+        with torch.no_grad():  # as PyTorch has it: where no argument has a gradient, nothing within gets one
+            return function(*args)
+
+    module: Any = checkpointing
+    name = "_checkpoint_without_reentrant_generator"
+    before = getattr(module, name)
+    setattr(module, name, beside)
+    try:
+        with torch.fx.traceback.preserve_node_meta():
+            yield called
+    finally:
+        setattr(module, name, before)
+
+
+def mark_of(node: torch.fx.Node) -> int | None:
+    """The number of the checkpointed call that a node belongs to."""
+    found: int | None = (node.meta.get("custom") or {}).get(_KEY)
+    return found
+
+
+def segments_of(marked: Sequence[Sequence[Node]], nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Checkpointed calls as `foreplan.compile(checkpoint=…)` names segments: a module, or a range of modules.
+
+    Args:
+        marked: the nodes of each call.
+        nodes: all of the graph.
+    """
+    found = (_segment({id(node) for node in each}, nodes) for each in marked if each)
+    return tuple(dict.fromkeys(found))
+
+
+def _segment(own: set[int], nodes: Sequence[Node]) -> str:
+    scopes = [node.name.rpartition("/")[0].split(".") for node in nodes if id(node) in own]
+    common = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes))]
+    for length in range(1, len(common) + 1):  # the outermost module that has nothing else
+        start = ".".join(common[:length])
+        within = [node for node in nodes if node.name.startswith((f"{start}.", f"{start}/"))]
+        if all(id(node) in own for node in within):
+            return start
+    names = [node.name for node in nodes if id(node) in own]
+    modules = [scope for name in names if (scope := name.rpartition("/")[0])] or names
+    return f"{modules[0]}..{modules[-1]}"
