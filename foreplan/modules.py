@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan import api
-from foreplan.arguments import flag
-from foreplan.errors import ModelError
+from foreplan.arguments import flag, shown
+from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.torch.beside import Pass, one_pass
 from foreplan.frontend.torch.importer import imported
 from foreplan.frontend.torch.known import array_of
@@ -60,10 +60,13 @@ def from_torch(
             not PyTorch's, which names the first one and how far it is off.
         UnsupportedError: it has an op that foreplan lacks; names it, its module and its line.
     """
-    graph = imported(module, example, dict(kwargs or {}), train, freeze)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise UsageError(f"kwargs are arguments by their names, and was given {shown(kwargs)}")
+    named = dict(kwargs or {})
+    graph = imported(module, example, named, train, freeze)
     numbers = sum(each.numel() for each in (*module.parameters(), *module.buffers()))
     if flag("check", check) if check is not None else numbers < MOST_CHECKED:
-        check_beside_torch(graph, module, example, dict(kwargs or {}))
+        check_beside_torch(graph, module, example, named)
     return graph
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from foreplan import once
+from foreplan import once, option_checks
 from foreplan.cli.data import read_array
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
 from foreplan.errors import UsageError
@@ -258,7 +258,7 @@ def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
     default = getattr(USUAL, name)
     if isinstance(default, bool):
         return click.option(said.flag, name, is_flag=True, help=said.help)
-    if isinstance(default, tuple) or name == "outputs":
+    if isinstance(default, tuple) or said.check is option_checks.some_names:
         text = said.help.removesuffix(".") + "; may be given again."
         return click.option(said.flag, name, multiple=True, metavar=said.value, help=text)
     kind: Any = str

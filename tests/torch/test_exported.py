@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,66 +12,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
 
 from torch import nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 from foreplan.errors import UnsupportedError  # noqa: E402
-from foreplan.graph import Graph, Kind  # noqa: E402
+from foreplan.graph import Kind  # noqa: E402
 from tests.profile import few  # noqa: E402
+from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa: E402
 from tests.torch.exports import example  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
 torch.set_num_threads(1)
-RATE = 0.05
 
 
 @pytest.fixture(scope="module", autouse=True)
 def exporter() -> None:
     """PyTorch's exporter is imported, which takes seconds."""
     fp.from_torch(nn.Linear(2, 2), torch.randn(1, 2))
-
-
-class Squares(nn.Module):
-    """The mean squares of all outputs of a module, added up: a loss of any module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One number."""
-        outputs = pytree.tree_leaves(self.inner(*args, **kwargs))
-        return sum(y.square().mean() for y in outputs if isinstance(y, torch.Tensor) and y.dtype.is_floating_point)
-
-
-def feeds(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    tensors = [x for x in pytree.tree_leaves((args, dict(kwargs))) if isinstance(x, torch.Tensor)]
-    return {value.name: x.detach().numpy() for value, x in zip(graph.inputs, tensors, strict=True)}
-
-
-def assert_trains_as_pytorch(
-    module: Any, theirs: Any, args: tuple[Any, ...], *, steps: int = 3, kwargs: Mapping[str, Any] | None = None
-) -> Any:
-    """Losses agree to 1e-5, and what a step changes to a hundredth of the largest change; a session of the weights."""
-    ours, theirs, named = Squares(module), Squares(theirs), dict(kwargs or {})
-    before = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
-    graph = fp.from_torch(ours, *args, kwargs=named)
-    session = fp.compile(graph, lambda output: output, fp.optim.SGD(RATE), target="numpy").bind()
-    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], RATE)
-    for _ in range(steps):
-        loss = theirs(*copy.deepcopy(args), **named)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert session.step(feeds(graph, args, named)).loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    found, after = session.state_dict(), theirs.state_dict()
-    floats = [name for name, tensor in after.items() if tensor.is_floating_point()]
-    moved = max(((after[name] - before[name]).abs().max().item() for name in floats if after[name].numel()), default=0)
-    for name in found:
-        off = np.abs(np.asarray(found[name], np.float64) - after[name].double().numpy())
-        assert off.size == 0 or off.max() <= 0.01 * moved + 1e-6, name
-    return session
 
 
 SOME = ("input normalization", "resnet, basic blocks", "gpt, tied", "lstm", "swin block", "mlp with spectral norm")
@@ -287,60 +242,6 @@ def test_what_a_module_means_is_kept(what: str) -> None:
         assert found == pytest.approx(Squares(theirs).eval()(*args).item(), rel=1e-5)
 
 
-class Kept(nn.Module):
-    """What a state_dict may hold: ties, what nothing reads, what is computed with while importing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.idle = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(3, 2)
-        self.b.weight = self.a.weight
-        self.also = self.a
-        self.register_buffer("order", torch.tensor([2, 0, 1, 3]))
-        self.register_buffer("shift", torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        self.register_buffer("turn", torch.polar(torch.ones(2), torch.ones(2)))
-        self.register_buffer("passing", torch.ones(4), persistent=False)
-
-    def forward(self, x: Any) -> Any:
-        """[N, 4]."""
-        x = self.b(self.a(x)[:, self.order]) + self.shift.exp() + self.passing
-        return x + torch.view_as_real(self.turn).flatten()
-
-
-def test_the_state_of_a_session_is_all_that_the_module_has(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    module, x = Kept(), torch.randn(5, 4)
-    session = fp.compile(fp.from_torch(module, x), fp.losses.mean, fp.optim.AdamW(0.1), target="numpy").bind()
-    for _ in range(2):
-        session.step({"x": x.numpy()})
-    state = session.state_dict()
-    Kept().load_state_dict({name: torch.from_numpy(array) for name, array in state.items()}, strict=True)
-    assert state["b.weight"] is state["a.weight"] or (state["b.weight"] == state["a.weight"]).all()
-    assert (state["idle.weight"] == module.idle.weight.detach().numpy()).all()
-    session.save(tmp_path / "whole.safetensors")
-    session.load(tmp_path / "whole.safetensors")
-    # As other tools write it: a tied weight under one of its names, or under each of them.
-    real = {name: array for name, array in state.items() if array.dtype.kind != "c"}
-    once = {name: array for name, array in real.items() if not name.startswith("also") and name != "a.weight"}
-    for file in (real, once):
-        save_file({**file, "b.weight": state["b.weight"] + 1}, tmp_path / "theirs.safetensors")
-        session.load(tmp_path / "theirs.safetensors")
-    assert (session.state_dict()["also.weight"] == state["a.weight"] + 1).all()
-    save_file({**real, "order": np.array([0, 1, 2, 3])}, tmp_path / "theirs.safetensors")
-    with pytest.raises(
-        fp.SessionError, match=r"another 'order' than the module, whose int64\[4\] the model was computed"
-    ):
-        session.load(tmp_path / "theirs.safetensors")
-
-
-@pytest.mark.parametrize("name", few(list(MODULES), [i for i, name in enumerate(MODULES) if name in SOME]))
-def test_modules_load_the_state_of_a_session_strictly(name: str) -> None:
-    made = example(name)
-    session = fp.compile(fp.from_torch(made.module, *made.inputs), target="numpy").bind()
-    state = session.state_dict()
-    made.module.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()}, strict=True)
-
-
 class Shared(nn.Module):
     """Two parameters of the same bytes, which are not tied."""
 
@@ -439,70 +340,3 @@ def test_what_cannot_be_kept_is_refused() -> None:
         fp.from_torch(Shared(), torch.randn(3, 4))
     with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_exported\.py:\d+\): .*depends on data"):
         fp.from_torch(nn.Sequential(Masked()), torch.randn(3))
-
-
-class Block(nn.Module):
-    """Two products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
-
-    def forward(self, x: Any) -> Any:
-        """As x."""
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-class Checkpointed(nn.Module):
-    """Blocks that are recomputed, by one of the ways to say so."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.blocks = how, nn.ModuleList(Block() for _ in range(4))
-        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Any) -> Any:
-        """Two numbers a row."""
-        x = x if self.how == "reentrant, idle" else self.first(x)
-        for block in self.blocks:
-            if self.how == "function":
-                x = torch.sigmoid(checkpoint(lambda y, b=block: b.down(torch.tanh(b.up(y))), x, use_reentrant=False))
-            elif self.how == "never":
-                x = block(x)
-            elif self.how != "sequential":
-                x = checkpoint(block, x, use_reentrant=self.how.startswith("reentrant"))
-        if self.how == "sequential":
-            x = checkpoint_sequential(nn.Sequential(*self.blocks), 2, x, use_reentrant=False)
-        return self.head(x)
-
-
-CHECKPOINTED = {
-    "modules": [f"blocks.{i}" for i in range(4)],
-    "reentrant": [f"blocks.{i}" for i in range(4)],
-    "reentrant, idle": [],  # PyTorch gives no gradient where the argument has none
-    "function": [f"blocks.{i}.up..blocks.{i}.down" for i in range(4)],
-    "sequential": ["blocks.0..blocks.1", "blocks.2..blocks.3"],
-    "never": [],
-}
-
-
-@pytest.mark.parametrize("how", CHECKPOINTED)
-def test_what_a_module_recomputes_is_recomputed(how: str) -> None:
-    torch.manual_seed(0)
-    module, x = Checkpointed(how), torch.randn(64, 8)
-    graph = fp.from_torch(module, x)
-    session = assert_trains_as_pytorch(module, copy.deepcopy(module), (x,))
-    options: dict[str, Any] = {"loss": fp.losses.mean, "optimizer": fp.optim.SGD(0.1), "target": "numpy"}
-    step, without = fp.compile(graph, **options), fp.compile(graph, checkpoint=[], **options)
-    notes = [note for note in step.program.notes if "torch.utils.checkpoint" in note]
-    assert not any("torch.utils.checkpoint" in note for note in without.program.notes)
-    if not CHECKPOINTED[how]:
-        assert not notes and step.arena_bytes == without.arena_bytes
-        return
-    assert len(notes) == 1 and notes[0].startswith("recomputed")
-    assert step.arena_bytes < 0.9 * without.arena_bytes
-    if how != "sequential":  # whose last part PyTorch does not recompute
-        assert fp.compile(graph, checkpoint=CHECKPOINTED[how], **options).plan == step.plan
-    assert session.steps_done == 3
-    assert not any("recomputed" in note for note in fp.compile(graph, target="numpy").program.notes)
-    assert not any("recomputed" in note for note in fp.compile(graph, budget=0.9, **options).program.notes)

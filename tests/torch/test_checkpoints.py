@@ -1,0 +1,85 @@
+"""What a module recomputes by `torch.utils.checkpoint`, a step recomputes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+
+import foreplan as fp  # noqa: E402
+from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Block(nn.Module):
+    """Two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Any) -> Any:
+        """As x."""
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Checkpointed(nn.Module):
+    """Blocks that are recomputed, by one of the ways to say so."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.blocks = how, nn.ModuleList(Block() for _ in range(4))
+        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:
+        """Two numbers a row."""
+        x = x if self.how == "reentrant, idle" else self.first(x)
+        for block in self.blocks:
+            if self.how == "function":
+                x = torch.sigmoid(checkpoint(lambda y, b=block: b.down(torch.tanh(b.up(y))), x, use_reentrant=False))
+            elif self.how == "never":
+                x = block(x)
+            elif self.how != "sequential":
+                x = checkpoint(block, x, use_reentrant=self.how.startswith("reentrant"))
+        if self.how == "sequential":
+            x = checkpoint_sequential(nn.Sequential(*self.blocks), 2, x, use_reentrant=False)
+        return self.head(x)
+
+
+CHECKPOINTED = {
+    "modules": [f"blocks.{i}" for i in range(4)],
+    "reentrant": [f"blocks.{i}" for i in range(4)],
+    "reentrant, idle": [],  # PyTorch gives no gradient where the argument has none
+    "function": [f"blocks.{i}.up..blocks.{i}.down" for i in range(4)],
+    "sequential": ["blocks.0..blocks.1", "blocks.2..blocks.3"],
+    "never": [],
+}
+
+
+@pytest.mark.parametrize("how", CHECKPOINTED)
+def test_what_a_module_recomputes_is_recomputed(how: str) -> None:
+    torch.manual_seed(0)
+    module, x = Checkpointed(how), torch.randn(64, 8)
+    graph = fp.from_torch(module, x)
+    session = assert_trains_as_pytorch(module, copy.deepcopy(module), (x,))
+    options: dict[str, Any] = {"loss": fp.losses.mean, "optimizer": fp.optim.SGD(0.1), "target": "numpy"}
+    step, without = fp.compile(graph, **options), fp.compile(graph, checkpoint=[], **options)
+    notes = [note for note in step.program.notes if "torch.utils.checkpoint" in note]
+    assert not any("torch.utils.checkpoint" in note for note in without.program.notes)
+    if not CHECKPOINTED[how]:
+        assert not notes and step.arena_bytes == without.arena_bytes
+        return
+    assert len(notes) == 1 and notes[0].startswith("recomputed")
+    assert step.arena_bytes < 0.9 * without.arena_bytes
+    if how != "sequential":  # whose last part PyTorch does not recompute
+        assert fp.compile(graph, checkpoint=CHECKPOINTED[how], **options).plan == step.plan
+    assert session.steps_done == 3
+    assert not any("recomputed" in note for note in fp.compile(graph, target="numpy").program.notes)
+    assert not any("recomputed" in note for note in fp.compile(graph, budget=0.9, **options).program.notes)
