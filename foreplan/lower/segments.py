@@ -60,7 +60,16 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
     members: dict[str, list[int]] = {name: [] for name in found}
     for action in sorted(taken):
         members[taken[action]].append(action)
-    return tuple(Segment(name, found[name][0], tuple(actions)) for name, actions in members.items())
+    return tuple(Segment(name, found[name][0], _needing(program, actions)) for name, actions in members.items())
+
+
+def _needing(program: Program, actions: Sequence[int]) -> tuple[int, ...]:
+    """Without updates that read nothing of the segment, such as a counter: an order may run these at the very end."""
+    made = {
+        value for action in actions for value in program.actions[action].writes if not program.actions[action].effect
+    }
+    reads = (set(program.actions[action].reads) for action in actions)
+    return tuple(a for a, read in zip(actions, reads) if not program.actions[a].effect or not made.isdisjoint(read))
 
 
 def forward_actions(program: Program) -> frozenset[int]:

@@ -83,3 +83,40 @@ def test_what_a_module_recomputes_is_recomputed(how: str) -> None:
     assert session.steps_done == 3
     assert not any("recomputed" in note for note in fp.compile(graph, target="numpy").program.notes)
     assert not any("recomputed" in note for note in fp.compile(graph, budget=0.9, **options).program.notes)
+
+
+class Images(nn.Module):
+    """Layers with batch normalisation, which counts its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 3)
+        self.layer1, self.layer2 = (nn.Sequential(self.block(), self.block()) for _ in range(2))
+
+    @staticmethod
+    def block() -> Any:
+        """As most networks of images have it."""
+        return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x: Any) -> Any:
+        """Scores."""
+        return self.head(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    *({"checkpoint": ["layer1"]}, {"checkpoint": ["layer?.*"]}, {"checkpoint": ["layer1.0..layer2.0"]}),
+    *({"keep": ["layer1"]}, {"recompute": ["layer1"]}, {"to_host": ["layer1"]}, {"split": {"layer1": 2}}),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_parts_of_a_module_are_called_by_their_paths(options: dict[str, Any]) -> None:
+    graph = fp.from_torch(Images(), torch.randn(4, 3, 16, 16))
+    usual: dict[str, Any] = {"loss": fp.losses.cross_entropy, "optimizer": fp.optim.SGD(0.1), "target": "numpy"}
+    step = fp.compile(graph, **usual, **options)
+    if "checkpoint" in options:
+        assert step.arena_bytes < fp.compile(graph, **usual).arena_bytes
+    scoped = [
+        node for node in graph.nodes if node.name.startswith(tuple(name for name, _ in Images().named_children()))
+    ]
+    assert len(scoped) >= 0.95 * len(graph.nodes)

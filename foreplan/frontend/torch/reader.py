@@ -208,7 +208,10 @@ class Reader:
                 others = forms[False][0]
                 outputs = {name: self._by_mode(others[name], y) if name in others else y for name, y in outputs.items()}
             if True in forms:
-                updates = {old: self._by_mode(self.tracer.wrap(old), new) for old, new in updates.items()}
+                for old, new in updates.items():
+                    self.tracer.place(old.name.rpartition(".")[0], "")
+                    updates[old] = self._by_mode(self.tracer.wrap(old), new)
+                self.tracer.place("", "")
             following = {old: new.value for old, new in updates.items()}
             if self._random_state is not None:
                 one = self.tracer.constant(np.array([0, 1], np.uint64))
