@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from math import prod
@@ -13,7 +14,9 @@ from foreplan import api
 from foreplan.arguments import flag, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.torch.beside import Pass, one_pass
-from foreplan.frontend.torch.importer import imported
+from foreplan.frontend.torch.exporting import torch_here
+from foreplan.frontend.torch.held import of_module
+from foreplan.frontend.torch.importer import imported, opened
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.tracing.tracer import Tracer
 from foreplan.graph import Graph, Node, Value
@@ -30,14 +33,14 @@ _NOISE, _NOISE_RUNS, _NOISE_MARGIN = 4, 3, 50  # in epsilons; how often; and how
 
 
 def from_torch(
-    module: torch.nn.Module,
+    module: torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
     *example: Any,
     kwargs: Mapping[str, Any] | None = None,
     train: Iterable[str] = (),
     freeze: Iterable[str] = (),
     check: bool | None = None,
 ) -> Graph:
-    """The inference graph of a PyTorch module, with the shapes of an example.
+    """The inference graph of a PyTorch module, with the shapes of an example; or that of an exported program.
 
     The module itself says what is a parameter, a buffer, tied or frozen (`requires_grad=False`); names are those of its
     `state_dict`, and nodes are named by their modules: `layers.0.attn/matmul`. Dropout, batch normalisation and code
@@ -45,18 +48,26 @@ def from_torch(
     of it that is in evaluation mode stays so. A module that is in evaluation mode as a whole counts as if it were in
     training mode.
 
+    A program that `torch.export.export` gave has one form: its dropout and batch normalisation do what they did in the
+    mode in which it was exported, in training too, and a note says so. It has no `torch.autograd.Function`. A file is
+    refused if reading it could run code; see docs/trust.md.
+
     Args:
-        module: a `torch.nn.Module`, whose weights are copied; it stays as it is.
+        module: a `torch.nn.Module`, whose weights are copied; it stays as it is. Or a `torch.export.ExportedProgram`,
+            or the path of a `.pt2` file that `torch.export.save` wrote.
         example: what the module is called with: tensors of the shapes and types of a step.
-        kwargs: likewise, by name.
+        kwargs: likewise, by name. A program has its own example, and takes neither.
         train, freeze: weights that are trained, or are not, whatever the module says: see `foreplan.compile`.
         check: whether outputs and gradients are held against PyTorch's own, of one forward and backward pass on the
             example: in training mode, or in evaluation mode where the module draws random numbers in training. By
-            default for modules of less than 50 million numbers.
+            default for modules of less than 50 million numbers. A program is not run.
 
     Raises:
-        UsageError: `torch` is not installed, or the first argument is no module.
-        ModelError: PyTorch cannot export the module, and has the reason that PyTorch gives; or an output or gradient is
+        UsageError: `torch` is not installed, or the first argument is no module; a program is to be checked, or comes
+            with an example.
+        OSError: the file cannot be read.
+        ModelError: it is another file, damaged, of another version of PyTorch, or could run code; or the program is not as
+            `torch.export.export` gave it; or PyTorch cannot export the module, and has the reason that PyTorch gives; or an output or gradient is
             not PyTorch's, which names the first one and how far it is off.
         UnsupportedError: it has an op that foreplan lacks; names it, its module and its line.
     """
@@ -89,7 +100,7 @@ def check_beside_torch(
     rng = np.random.default_rng(0)
     floats = {name: value.shape for name, value in graph.outputs.items() if value.dtype.is_float}
     factors = {
-        name: rng.standard_normal(shape).astype(np.float32) / max(1, prod(shape)) ** 0.5
+        name: np.asarray(rng.standard_normal(shape) / max(1, prod(shape)) ** 0.5, np.float32)
         for name, shape in floats.items()
     }
     weights = [value.name for value in graph.parameters]

@@ -1,8 +1,11 @@
-"""PyTorch modules → Graph, by the graph that `torch.export` gives, before any decomposition.
+"""PyTorch modules and exported programs → Graph, by the graph that `torch.export` gives, before any decomposition.
 
 Importing this package does not import `torch`.
 
-    importer.py   a module → Graph
+    importer.py   a module, a program or a file of one → Graph
+    archive.py    a file of `torch.export.save` → a program, unless it could run something
+    program.py    what a program must be, and notes on it
+    held.py       the tensors of a module or a program
     exporting.py  the module's programs, in training mode and in evaluation mode
     functions.py  autograd functions, whose backward is traced too
     reader.py     programs → Graph: stored tensors, forms, updates of buffers

@@ -1,13 +1,19 @@
-"""A PyTorch module → Graph, by the graph that `torch.export` gives of it."""
+"""A PyTorch module, or what `torch.export` made of one, → Graph."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import names_in, shown
 from foreplan.errors import UsageError
+from foreplan.frontend.torch.archive import read_program
 from foreplan.frontend.torch.exporting import programs, torch_here
+from foreplan.frontend.torch.held import of_module, of_program
+from foreplan.frontend.torch.program import check_program, notes_on
 from foreplan.frontend.torch.reader import Reader
 from foreplan.graph import Graph
 from foreplan.patterns import Selection
@@ -16,16 +22,39 @@ if TYPE_CHECKING:
     import torch
 
 
+def opened(given: Any, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A module as it is; the program of a file, or as it is, which takes no example.
+
+    Raises:
+        UsageError: it is neither, or a program with an example.
+        ModelError: see `read_program`.
+    """
+    torch = torch_here()
+    if isinstance(given, torch.nn.Module):
+        return given
+    is_file = isinstance(given, str | os.PathLike)
+    if not is_file and not isinstance(given, torch.export.ExportedProgram):
+        raise UsageError(
+            "from_torch takes a torch.nn.Module, a torch.export.ExportedProgram or the path of a .pt2 file, and was "
+            f"given {shown(given)}"
+        )
+    if example or kwargs:
+        raise UsageError("an exported program has the shapes of its own example: leave the example out")
+    return read_program(Path(given)) if is_file else given
+
+
 def imported(
-    module: torch.nn.Module,
+    given: torch.nn.Module | torch.export.ExportedProgram,
     example: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     train: Iterable[str],
     freeze: Iterable[str],
 ) -> Graph:
-    """The inference graph of a module: see `foreplan.from_torch`."""
+    """The inference graph of a module or program: see `foreplan.from_torch`."""
     torch = torch_here()
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"from_torch takes a torch.nn.Module, and was given {shown(module)}")
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
-    return Reader(module, selection).graph(programs(module, example, kwargs))
+    if isinstance(given, torch.nn.Module):
+        return Reader(of_module(given), selection).graph(programs(given, example, kwargs))
+    check_program(given)
+    graph = Reader(of_program(given), selection).graph({True: given})
+    return dataclasses.replace(graph, notes=(*graph.notes, *notes_on(given)))

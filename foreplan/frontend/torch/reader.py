@@ -13,6 +13,7 @@ import numpy as np
 from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import dtype_of
 from foreplan.frontend.torch.checkpoints import segments_of
+from foreplan.frontend.torch.held import Held
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.torch.run import Run
@@ -32,20 +33,17 @@ class Reader:
     """A module, and the graph that it becomes.
 
     Args:
-        module: whose parameters and buffers are stored.
+        held: its parameters and buffers, which are stored.
         selection: the weights that the user wants trained, or frozen, whatever the module says.
 
     Raises:
         UsageError: a pattern of the selection means nothing, or nothing that can be trained.
     """
 
-    def __init__(self, module: torch.nn.Module, selection: Selection) -> None:
-        self.module = module
-        self.tracer = Lines(type(module).__name__)
+    def __init__(self, held: Held, selection: Selection) -> None:
+        self.tracer = Lines(held.name)
         self._named: dict[int, tuple[str, torch.Tensor]] = {}
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        lasting = module.state_dict(keep_vars=True)
+        parameters, buffers, lasting = held.parameters, held.buffers, held.lasting
         self._parameters = {id(tensor) for tensor in parameters.values()}
         for name, tensor in (*parameters.items(), *buffers.items()):
             if id(tensor) in self._parameters or name in lasting:
