@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foreplan.cli.options import DECIDED, given, is_plan_file, model_with_options, working
+from foreplan.cli.model import model_with_options
+from foreplan.cli.options import DECIDED, given, is_plan_file, working
 from foreplan.errors import UsageError
 from foreplan.options import Options
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.model import model_with_options
 from foreplan.cli.options import (
     echo,
     is_plan_file,
     json_option,
     model_options,
-    model_with_options,
     print_json,
     say,
     settings_from,

@@ -149,7 +149,8 @@ def _open_streams() -> None:
 def cli() -> None:
     """Plan the memory of a whole training step before it runs, then run it.
 
-    MODEL is an .onnx file or the name of a zoo model, such as resnet50 or mlp:width=64,batch=16
+    MODEL is an .onnx file, a .pt2 file of torch.export.save, a function package.module:make that gives a
+    PyTorch module and its example, or the name of a zoo model, such as resnet50 or mlp:width=64,batch=16
     (`foreplan models` lists them). Results go to standard output, progress to standard error.
 
     Exit codes: 0 fine, 1 a check failed, 2 wrong use, 3 does not fit.

@@ -9,14 +9,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from foreplan import once, option_checks
 from foreplan.cli.data import read_array
-from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
+from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES
 from foreplan.errors import UsageError
 from foreplan.option_fields import Said, said_of
 from foreplan.options import USUAL, Options
@@ -24,11 +24,10 @@ from foreplan.options import USUAL, Options
 if TYPE_CHECKING:
     import rich.console
 
-    from foreplan.graph import Graph
-
 # Control characters but line ends and tabs, those that turn the direction of writing, and bytes of paths that are no
 # text: as JSON writes them.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MODEL_FILES = (".onnx", ".pt2")
 LOSSES = (
     "cross_entropy",
     "nll",
@@ -97,7 +96,7 @@ class Settings:
         clip_value: what each element of a gradient is limited to; None: nothing.
         weight_decay: None: the optimizer's own.
         decay: what weight decay shrinks: all, or matrices.
-        loss: one of LOSSES; None: the model's own, cross-entropy for an ONNX file.
+        loss: one of LOSSES; None: that of a zoo model, cross-entropy for any other.
         lora: patterns of weights that get adapters; none: the model has none.
         rank, alpha: of the adapters; None: those that `foreplan.lora` has by default.
         dora: whether the adapters have magnitudes.
@@ -176,15 +175,6 @@ def _numbers(written: str, text: str) -> Any:
         raise UsageError(f"{text!r} holds no number and no list of numbers; write one such as axes=[0, 1]") from None
 
 
-def with_batch(name: str, batch: int | None) -> str:
-    """A zoo name with its batch replaced: `mlp:width=64` and 32 give `mlp:width=64,batch=32`."""
-    if batch is None:
-        return name
-    model, _, arguments = name.partition(":")
-    kept = [part for part in arguments.split(",") if part and part.partition("=")[0].strip() != "batch"]
-    return f"{model}:{','.join([*kept, f'batch={batch}'])}"
-
-
 def model_options(function: _Function) -> _Function:
     """MODEL and everything that says how to make a step of it."""
     return model_options_without()(function)
@@ -238,7 +228,7 @@ def _model_options(left_out: Collection[str]) -> tuple[Callable[[_Function], _Fu
         click.option(
             "--loss",
             type=click.Choice(LOSSES),
-            help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
+            help="On the first output. By default a zoo model's own, and cross_entropy for any other.",
         ),
         click.option(
             "--lora",
@@ -292,63 +282,6 @@ def settings_from(options: dict[str, Any]) -> Settings:
     return Settings(**own | parsed, step=step)
 
 
-def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
-    """The model that MODEL names, with its loss where it is trained, and what it is compiled with."""
-    if settings.trust_code or settings.weights_folder is not None:
-        raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
-    if settings.step.accumulate != 1 and settings.infer:
-        raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
-    if settings.step.offload and settings.infer:
-        raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
-    graph, default = model_graph(model, settings)
-    if settings.infer:
-        return graph, settings.step
-    from foreplan.frontend.losses import attach_loss
-
-    graph = attach_loss(graph, settings.loss or default)
-    optimizer = make_optimizer(
-        settings.optimizer,
-        make_rate(settings.schedule, settings.rate),
-        clip_norm=settings.clip_norm,
-        clip_value=settings.clip_value,
-        weight_decay=settings.weight_decay,
-        decay=settings.decay,
-    )
-    return graph, replace(settings.step, optimizer=optimizer)
-
-
-def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
-    """The model that MODEL names, in inference form and with its adapters, and the loss that it is trained with by
-    default.
-    """
-    from foreplan import api, models
-
-    if is_file(model):
-        chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
-        graph = api.from_onnx(model, settings.shapes, settings.batch, values=settings.values, **chosen)
-        return _with_adapters(graph, settings), "cross_entropy"
-    if settings.values:
-        raise UsageError("--values is for inputs of ONNX files that decide shapes; a zoo model has none")
-    if settings.shapes:
-        base = model.partition(":")[0]
-        raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
-    name = with_batch(model, settings.batch)
-    return _with_adapters(models.build(name), settings), models.default_loss(name)
-
-
-def _with_adapters(graph: Graph, settings: Settings) -> Graph:
-    """The model with the adapters that the settings ask for."""
-    said = {name: value for name in ("rank", "alpha") if (value := getattr(settings, name)) is not None}
-    said |= {"dora": True} if settings.dora else {}
-    if not settings.lora:
-        if said:
-            raise UsageError(f"--{min(said)} is that of adapters: say by --lora which weights get some")
-        return graph
-    from foreplan.passes.lora import lora
-
-    return lora(graph, targets=settings.lora, **said)
-
-
 def given(*names: str) -> list[str]:
     """Which of a command's parameters the user has written, as against their defaults."""
     context = click.get_current_context()
@@ -356,15 +289,15 @@ def given(*names: str) -> list[str]:
 
 
 def is_file(text: str) -> bool:
-    """Whether MODEL means a file: an ONNX model's name, or anything that is there and not named like a zoo model."""
+    """Whether MODEL means a file: by its name, or anything that is there and not named like a zoo model."""
     from foreplan import models
 
-    return text.endswith(".onnx") or (text.partition(":")[0] not in models.names() and os.path.exists(text))
+    return text.endswith(MODEL_FILES) or (text.partition(":")[0] not in models.names() and os.path.exists(text))
 
 
 def is_plan_file(text: str) -> bool:
-    """Whether FILE|MODEL means a plan file: by its name, or by its first byte, with which no ONNX model begins."""
-    if not is_file(text) or not os.path.isfile(text) or text.endswith(".onnx"):
+    """Whether FILE|MODEL means a plan file: by its name, or by its first byte, with which no model begins."""
+    if not is_file(text) or not os.path.isfile(text) or text.endswith(MODEL_FILES):
         return False
     with open(text, "rb") as file:
         return text.endswith(".plan") or file.read(1) == b"{"

@@ -94,7 +94,7 @@ def run(
     if path is not None:
         check_writable(path)
     shaped = parse_shapes(shapes)
-    if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
+    if shaped is None and batch is None and is_file(model) and not (is_plan_file(model) or model.endswith(".pt2")):
         shaped = _shapes_from(model, arrays)
     target, own = with_threads(target, threads)
     known, step = parse_values(values), Options(target=target)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cli.array_file import ArrayFile
 from foreplan.cli.data import samples_in
-from foreplan.cli.options import echo, model_with_options, print_json, say, working
+from foreplan.cli.model import model_with_options
+from foreplan.cli.options import echo, print_json, say, working
 from foreplan.errors import InputError
 from foreplan.units import format_bytes, format_count, format_seconds
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from foreplan.cli.data import Arrays
 from foreplan.cli.job import Share, read_alike, samples_alike
-from foreplan.cli.options import Settings, is_plan_file, model_graph
+from foreplan.cli.model import model_graph
+from foreplan.cli.options import Settings, is_plan_file
 from foreplan.cli.stages import samples_of_stages
 from foreplan.errors import ModelError, ShapeError, UsageError
 from foreplan.options import Options

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from foreplan.cli.model import with_batch
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate, with_steps
-from foreplan.cli.options import LOSSES, parse_shapes, with_batch
+from foreplan.cli.options import LOSSES, parse_shapes
 from foreplan.errors import UsageError
 
 
