@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 _TORCH = (
-    "load the module in Python and call torch.onnx.export(module, (example,), 'model.onnx', dynamo=True, "
-    "optimize=False), or give the module itself to foreplan.from_torch"
+    "load the module in Python and give it to foreplan.from_torch, or to a command as package.module:make; or write "
+    "its program, torch.export.save(torch.export.export(module, (example,)), 'model.pt2')"
 )
 _TENSORFLOW = "convert it with tf2onnx: python -m tf2onnx.convert --{} {} --output model.onnx"
 _WEIGHTS = "export the model that they belong to, and give them to `foreplan run --weights` or to session.load"
@@ -75,5 +75,5 @@ def _in_zip(path: Path) -> tuple[str, str]:
     if "data.pkl" in ends:
         return "a file of torch.save: weights, or a pickled module", _TORCH
     if any("archive_format" in name or "serialized_exported_program" in name for name in ends):
-        return "an exported program of PyTorch", "load it with torch.export.load and call torch.onnx.export(program)"
+        return "an exported program of PyTorch", "give it to foreplan.from_torch, or to a command under a name in .pt2"
     return "an archive", "unpack it and give the .onnx file in it"

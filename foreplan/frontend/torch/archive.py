@@ -43,7 +43,9 @@ def read_program(path: Path) -> torch.export.ExportedProgram:
     with open(path, "rb") as file:
         begins = file.read(4)
     if begins != b"PK\3\4":
-        raise ModelError(f"{str(path)!r} is no exported program, but {told_by_bytes(path) or f'damaged; {_AGAIN}'}")
+        raise ModelError(
+            f"{str(path)!r} is no exported program, but {told_by_bytes(path) or f'damaged, or another file; {_AGAIN}'}"
+        )
     written = _check(path)
     try:
         with _weights_only(), _quietly():
@@ -128,8 +130,8 @@ def _check_parts(shown: str, document: Any) -> None:
         elif isinstance(part, dict):
             if "expr_str" in part:
                 raise UnsupportedError(
-                    f"{shown} has axes without a fixed extent, such as {str(part['expr_str'])[:40]!r}, and a plan is "
-                    "for one shape: export the module without dynamic_shapes, on an example of the shapes of a step"
+                    f"{shown} has axes without a fixed extent, and a plan is for one shape: export the module without "
+                    "dynamic_shapes, on an example of the shapes of a step"
                 )
             refused = _refused(part, inside)
             if refused is not None:
