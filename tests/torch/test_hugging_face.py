@@ -83,3 +83,18 @@ def test_a_function_that_makes_the_model_is_a_model_of_the_command_line(tmp_path
 
 def test_every_block_is_run() -> None:
     assert len(PAIRS) == 6
+
+
+def test_what_the_page_says_of_padding_and_of_checkpoints() -> None:
+    import foreplan as fp
+
+    names = run()
+    model, texts = names["model"], names["texts"][:4, :-1]
+    mask, labels = torch.ones_like(texts), names["texts"][:4, 1:].clone()
+    mask[1, 9:], labels[1, 8:] = 0, -100
+    graph = fp.from_torch(model, kwargs={"input_ids": texts, "attention_mask": mask})
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), checkpoint=["model.layers.*"])
+    given = {"input_ids": texts.numpy(), "attention_mask": mask.numpy(), "target": labels.numpy()}
+    logits = model(input_ids=texts, attention_mask=mask).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 64), labels.reshape(-1))
+    assert step.bind().step(given).loss == pytest.approx(loss.item(), rel=1e-5)
