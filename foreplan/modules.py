@@ -49,8 +49,9 @@ def from_torch(
     training mode.
 
     A program that `torch.export.export` gave has one form: its dropout and batch normalisation do what they did in the
-    mode in which it was exported, in training too, and a note says so. It has no `torch.autograd.Function`. A file is
-    refused if reading it could run code; see docs/trust.md.
+    mode in which it was exported, in training too, and a note says so. It has neither the backward pass of a
+    `torch.autograd.Function`, which a note points at, nor what the module recomputes. A file is refused if reading it
+    could run code: see docs/trust.md.
 
     Args:
         module: a `torch.nn.Module`, whose weights are copied; it stays as it is. Or a `torch.export.ExportedProgram`,
