@@ -13,15 +13,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foreplan.arguments import shown
 from foreplan.cli.options import is_file
 from foreplan.errors import ForeplanError, UsageError
 from foreplan.graph import Graph
-
-if TYPE_CHECKING:
-    import torch
 
 _FACTORY = re.compile(r"[^\W\d][\w./]*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _GIVES = "(module, example), (module, args, kwargs), an exported program or a graph"
@@ -32,12 +29,12 @@ class Made:
     """What a user's function made.
 
     Attributes:
-        model: a module, a program, or a graph.
+        model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or a graph.
         args, kwargs: what the module is called with; a program or graph has none.
         takes_batch: whether the function was told the batch.
     """
 
-    model: torch.nn.Module | torch.export.ExportedProgram | Graph
+    model: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     takes_batch: bool = False

@@ -30,10 +30,10 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "entries", "what"),
     [
-        ("x.pt", ["x/data.pkl", "x/version"], "torch.save.*torch.onnx.export"),
+        ("x.pt", ["x/data.pkl", "x/version"], "torch.save.*torch.export.save"),
         ("model.bin", ["archive/data.pkl", "archive/data/0"], "torch.save.*from_torch"),
-        ("x.pth", ["x/data.pkl", "x/code/__torch__.py"], "TorchScript module.*torch.onnx.export"),
-        ("x.pt2", ["x/archive_format", "x/models/model.json"], "exported program.*torch.export.load"),
+        ("x.pth", ["x/data.pkl", "x/code/__torch__.py"], "TorchScript module.*torch.export.save"),
+        ("x.pt2", ["x/archive_format", "x/models/model.json"], "exported program.*foreplan.from_torch"),
         ("x.keras", ["config.json", "model.weights.h5"], "Keras.*format='onnx'"),
         ("x.zip", ["model.onnx"], "unpack it"),
     ],
@@ -50,7 +50,7 @@ def test_archives_are_told_by_what_they_hold(tmp_path: Path, name: str, entries:
     [
         ("x.tflite", b"\x1c\0\0\0TFL3" + bytes(40), "TensorFlow Lite.*tf2onnx.convert --tflite"),
         ("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "Keras.*tf2onnx"),
-        ("old.pth", b"\x80\x02\x8a\nl\xfc\x9c" + bytes(40), "pickle.*torch.onnx.export"),
+        ("old.pth", b"\x80\x02\x8a\nl\xfc\x9c" + bytes(40), "pickle.*torch.export.save"),
         ("x.gguf", b"GGUF\3\0\0\0" + bytes(40), "GGUF"),
         ("x.pb", b"\x0a\x0b" + b"a" * 40, "by its name.*TensorFlow.*tf2onnx.convert --graphdef"),
         ("w.bin", b"\xff" * 100, "by its name.*weights"),
@@ -78,4 +78,4 @@ def test_weights_and_folders_are_told(tmp_path: Path) -> None:
 def test_the_command_line_tells_it_without_a_traceback(tmp_path: Path) -> None:
     path = written(tmp_path, "model.pt", b"\x80\x02" + os.urandom(60))
     done = foreplan("estimate", path, code=2)
-    assert "torch.onnx.export" in done.stderr and "Traceback" not in done.stderr
+    assert "torch.export.save" in done.stderr and "Traceback" not in done.stderr
