@@ -75,10 +75,16 @@ def from_torch(
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(f"kwargs are arguments by their names, and was given {shown(kwargs)}")
     named = dict(kwargs or {})
-    graph = imported(module, example, named, train, freeze)
-    numbers = sum(each.numel() for each in (*module.parameters(), *module.buffers()))
-    if flag("check", check) if check is not None else numbers < MOST_CHECKED:
-        check_beside_torch(graph, module, example, named)
+    given = opened(module, example, named)
+    graph = imported(given, example, named, train, freeze)
+    wanted = flag("check", check) if check is not None else None
+    if not isinstance(given, torch_here().nn.Module):
+        if wanted:
+            raise UsageError(
+                "a program is not run, so that it cannot be checked: leave check=True out, or give the module"
+            )
+    elif wanted if wanted is not None else of_module(given).count < MOST_CHECKED:
+        check_beside_torch(graph, given, example, named)
     return graph
 
 
