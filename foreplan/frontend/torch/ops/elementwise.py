@@ -158,7 +158,6 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "lerp": lambda x, y, weight: x + (y - x) * weight,
     "addcmul": lambda x, a, b, value=1: x + a * b * value,
     "addcdiv": lambda x, a, b, value=1: x + a / b * value,
-    "logaddexp": lambda x, y: call("max", x, y) + call("log1p", exp(-call("abs", x - y))),
     "heaviside": lambda x, y: where(call("eq", x, 0.0), y, where(x > 0.0, 1.0, 0.0)),
     "copysign": lambda x, y: where(y < 0.0, -call("abs", x), call("abs", x)),
     "__lshift__": lambda x, y: call("shiftleft", x, y),

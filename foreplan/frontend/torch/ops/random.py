@@ -147,8 +147,8 @@ def _multinomial(c: Call, weights: Any, count: int, replacement: bool = False, *
     """Places drawn by weights: those of the largest logarithms with Gumbel noise (Kool et al. 2019), all of one draw
     without replacement, the first of one draw each with it.
     """
-    logs = np.log(convert(c.tensor(weights), FLOAT32))
-    rows: Any = logs[..., None, :] if replacement else logs
+    logs: Any = np.log(convert(c.tensor(weights), FLOAT32))
+    rows = logs[..., None, :] if replacement else logs
     shape = (*logs.shape[:-1], count, logs.shape[-1]) if replacement else logs.shape
     drawn = c.random("uniform", shape, FLOAT32)
     noisy = apply("gumbel", lambda x, u: x - log(-log(1.0 - u)), broadcast(rows, shape), drawn)

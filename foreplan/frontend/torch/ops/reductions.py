@@ -120,6 +120,7 @@ def _norm(c: Call, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False,
 def _logsumexp(c: Call, x: Any, dim: Any, keepdim: bool = False) -> Any:
     tensor = c.tensor(x)
     high = nn.stop_gradient(reduced(c, "max", tensor, dim, True))
+    high = apply("high", lambda m: call("where", call("isinf", m), 0.0, m), high)
     total = reduced(c, "sum", apply("exp", lambda x, m: exp(x - m), tensor, high), dim, True)
     return apply("logsumexp", lambda s, m: log(s) + m, total, high).reshape(c.shape)
 
