@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
-from foreplan.ops.expr import Const, Expr, as_expr, call, cast, clip, erf, exp, log, relu, sigmoid, tanh, where
+from foreplan.ops.expr import Const, Expr, as_expr, call, cast, clip, erf, exp, log, tanh, where
 from foreplan.ops.marks import StopGradient
 
 
@@ -25,12 +26,6 @@ def _softplus(x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
 
 def _elu(x: Expr, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Expr:
     return where(x > 0.0, x * scale, call("expm1", call("min", x, 0.0) * input_scale) * (alpha * scale))
-
-
-def _gelu(x: Expr, approximate: str = "none") -> Expr:
-    if approximate == "none":
-        return x * (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
-    return x * (tanh((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1.0) * 0.5
 
 
 def _add(x: Any, y: Any, alpha: float = 1) -> Any:
@@ -124,26 +119,14 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     ),
     "xlogy": _xlogy,
     "special_xlogy": _xlogy,
-    "sigmoid": sigmoid,
-    "special_expit": sigmoid,
-    "tanh": tanh,
-    "relu": relu,
-    "relu6": lambda x: clip(x, 0.0, 6.0),
-    "silu": lambda x: x * sigmoid(x),
-    "mish": lambda x: x * tanh(_softplus(x)),
     "softplus": _softplus,
     "softsign": lambda x: x / (1.0 + call("abs", x)),
     "tanhshrink": lambda x: x - tanh(x),
     "log_sigmoid": lambda x: -_softplus(-x),
     "elu": _elu,
     "celu": lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
-    "selu": lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805),
-    "gelu": _gelu,
-    "leaky_relu": lambda x, slope=0.01: where(x > 0.0, x, x * slope),
     "threshold": lambda x, at, value: where(x > at, x, value),
     "hardtanh": lambda x, low=-1.0, high=1.0: clip(x, low, high),
-    "hardsigmoid": lambda x: clip(x / 6.0 + 0.5, 0.0, 1.0),
-    "hardswish": lambda x: x * clip(x / 6.0 + 0.5, 0.0, 1.0),
     "hardshrink": _hard_shrink,
     "softshrink": _soft_shrink,
     "maximum": lambda x, y: call("max", x, y),
@@ -222,8 +205,6 @@ _SHAPED = frozenset(
         "softplus",
         "elu",
         "celu",
-        "gelu",
-        "leaky_relu",
         "threshold",
         "hardtanh",
         "hardshrink",
@@ -355,14 +336,25 @@ def _masked_fill(c: Call, x: Any, mask: Any, value: Any) -> Tensor:
 @aten("prelu")
 def _prelu(c: Call, x: Any, weight: Any) -> Tensor:
     w = c.tensor(weight)
-    w = w.reshape(-1, *[1] * (c.tensor(x).ndim - 2)) if w.size > 1 else w
+    w = w.reshape(-1, *[1] * (c.tensor(x).ndim - 2)) if w.size > 1 else w.reshape(())
     return numbers(c, "prelu", lambda x, w: where(x > 0.0, x, x * w), x, w)
 
 
-@aten("glu")
-def _glu(c: Call, x: Any, dim: int = -1) -> Tensor:
-    halves: Any = np.split(c.tensor(x), 2, dim)
-    return numbers(c, "glu", lambda a, b: a * sigmoid(b), *halves)
+# Activations that foreplan's own layers have: by PyTorch's names, as fp.nn calls them.
+_ACTIVATIONS = {
+    **{
+        name: name for name in ("gelu", "glu", "leaky_relu", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "tanh")
+    },
+    "hardsigmoid": "hard_sigmoid",
+    "hardswish": "hard_swish",
+    "special_expit": "sigmoid",
+}
+
+
+@aten(*_ACTIVATIONS)
+def _activation(c: Call, x: Any, *options: Any, **named: Any) -> Any:
+    own = getattr(nn, _ACTIVATIONS[c.name.removesuffix("_")])
+    return own(convert(c.tensor(x), c.dtype), *options, **named)
 
 
 @aten("to", "_to_copy", "type_as", "float", "half", "double", "bfloat16", "_autocast_to_reduced_precision")
