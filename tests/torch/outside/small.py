@@ -109,7 +109,7 @@ def inputs(module: Any, config: Any) -> dict[str, torch.Tensor]:
     if "pixel_values" in takes and (main == "pixel_values" or "CLIP" in type(module).__name__):
         size = getattr(vision, "image_size", 32)
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        found["pixel_values"] = torch.randn(2, getattr(vision, "num_channels", 3) or 3, height, width)
+        found["pixel_values"] = torch.randn(8, getattr(vision, "num_channels", 3) or 3, height, width)
     if "input_ids" not in takes and "input_values" in takes:
         found["input_values"] = torch.randn(2, 800)
     if "input_ids" not in takes and "input_features" in takes:
