@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import numbers
 from foreplan.frontend.torch.ops.reductions import reduced, root
@@ -176,6 +177,8 @@ def _grouped(c: Call, x: Any, weights: Any, offs: Any = None, bias: Any = None, 
     """Rows, each by the matrix of its group; `offs` says where each group ends. All groups are multiplied, with zeros
     in the place of the rows of others: which rows are whose is data.
     """
+    if bias is not None or offs is None:
+        raise UnsupportedError("a grouped product with a bias, or without the ends of its groups")
     rows, w, ends = c.tensor(x), c.tensor(weights), c.tensor(offs)
     groups, inner, outer = w.shape
     begun = ends.reshape(-1, 1) <= np.arange(rows.shape[0])
