@@ -338,5 +338,5 @@ def test_what_cannot_be_kept_is_refused() -> None:
         fp.from_torch(DoubledLayer(), torch.randn(3))
     with pytest.raises(UnsupportedError, match=r"'b\.weight' has bytes of 'a\.weight'.*tie them"):
         fp.from_torch(Shared(), torch.randn(3, 4))
-    with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_exported\.py:\d+\): .*depends on data"):
+    with pytest.raises(UnsupportedError, match=r"ATen op .* \(0, test_meaning\.py:\d+\): .*depends on data"):
         fp.from_torch(nn.Sequential(Masked()), torch.randn(3))

@@ -16,9 +16,8 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 from foreplan.errors import UnsupportedError  # noqa: E402
-from foreplan.frontend.torch.exported import from_exported  # noqa: E402
 from tests.profile import few  # noqa: E402
-from tests.torch.test_exported import Squares, assert_trains_as_pytorch, feeds  # noqa: E402
+from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -236,7 +235,7 @@ def assert_alike(ours: nn.Module, args: tuple[Any, ...]) -> None:
     """Three steps, and then the same number in evaluation mode."""
     theirs = copy.deepcopy(ours) if not hasattr(ours, "weight_mask") else _twin(ours)
     session = assert_trains_as_pytorch(ours, theirs, args)
-    graph = from_exported(Squares(ours), *args)
+    graph = fp.from_torch(Squares(ours), *args)
     (found,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds(graph, args, {})).outputs.values()
     with torch.no_grad():
         assert found == pytest.approx(Squares(theirs).eval()(*args).item(), rel=1e-5)
@@ -250,15 +249,15 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def test_lines_are_those_of_the_users_own_code() -> None:
-    graph = from_exported(Layer(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.randn(2, 4))
-    assert {node.source.partition(":")[0] for node in graph.nodes} == {"test_exported_layers.py"}
+    graph = fp.from_torch(Layer(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.randn(2, 4))
+    assert {node.source.partition(":")[0] for node in graph.nodes} == {"test_module_layers.py"}
 
 
 def test_what_has_no_graph_is_refused_by_name() -> None:
     vmapped = Calls(lambda w, x: torch.func.vmap(lambda row: torch.tanh(row @ w.T))(x), (4, 5))
     with pytest.raises(
-        UnsupportedError, match=r"\(the module itself, test_exported_layers\.py:\d+\): a transform of torch\.func"
+        UnsupportedError, match=r"\(the module itself, test_module_layers\.py:\d+\): a transform of torch\.func"
     ):
-        from_exported(vmapped, torch.randn(4, 5))
+        fp.from_torch(vmapped, torch.randn(4, 5))
     with pytest.raises(UnsupportedError, match=r"view_as_real"):
-        from_exported(Calls(lambda w: w, (2,)).to(torch.complex64))
+        fp.from_torch(Calls(lambda w: w, (2,)).to(torch.complex64))
