@@ -140,7 +140,7 @@ class _Loop:
             parameter.trained = True
         stepper = None
         if self.trains and self.optimizer is not None and self.variant.grad == "on":
-            foreach = {"auto": tape.cuda, "foreach": True, "loop": False}[self.variant.optimizer]
+            foreach = {"auto": tape.cuda, "foreach": True, "fused": True, "loop": False}[self.variant.optimizer]
             stepper = Stepper(tape, rule_of(self.optimizer), parameters, foreach)
         tape.memory.use = Use.ACTIVATION
         for iteration in range(1, ITERATIONS + 1):

@@ -20,7 +20,8 @@ _CHOICES = {
     "gradients": ("freed", "kept"),
     "results": ("freed", "kept"),
     "relu": ("in_place", "new"),
-    "optimizer": ("auto", "foreach", "loop"),
+    "optimizer": ("auto", "foreach", "fused", "loop"),
+    "attention": ("auto", "flash", "efficient", "math", "eager"),
     "device": ("auto", "cpu", "cuda"),
     "tf32": ("on", "off"),
 }
@@ -40,7 +41,11 @@ class Variant:
             backward ends (kept), as in simple frameworks.
         results: what layers give is freed when nobody reads it any more; or is kept until the step ends.
         relu: whether ReLUs write over their input where they may.
-        optimizer: updates all parameters at once (foreach), or one by one (loop); auto: as PyTorch does on the device.
+        optimizer: updates all parameters at once (foreach), so in one kernel (fused), or one by one (loop); auto: as
+            PyTorch does on the device.
+        attention: the kernel of `F.scaled_dot_product_attention`: flash, efficient, or math, which writes it out; auto:
+            as PyTorch chooses on the device. eager: all attention of the model is written out by its author, as
+            `attn_implementation="eager"` of transformers.
         device: cpu or cuda; auto: that of the target.
         checkpoint: parts of the model within `torch.utils.checkpoint`: names as for `compile`.
         workspace: what a convolution takes for its own duration: the first choice of cuDNN (free), or its first choice
@@ -57,6 +62,7 @@ class Variant:
     results: str = "freed"
     relu: str = "in_place"
     optimizer: str = "auto"
+    attention: str = "auto"
     device: str = "auto"
     checkpoint: Iterable[str] = ()
     workspace: int | str = FREE

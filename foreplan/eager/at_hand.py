@@ -1,0 +1,88 @@
+"""The memory of a training step of a PyTorch module at hand, from PyTorch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from foreplan.arguments import choice
+from foreplan.eager.step import Eager
+from foreplan.eager.variant import Variant
+from foreplan.errors import UsageError
+
+PRECISIONS = ("float32", "bf16", "fp16")
+_OF_GRAPHS = ("gradients", "results", "relu", "checkpoint")
+
+
+def eager_memory(
+    module: Any,
+    *example: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Any = None,
+    loss_inputs: Any = None,
+    optimizer: Any = None,
+    precision: str = "float32",
+    accumulate: int = 1,
+    target: str = "cpu",
+    real: bool = False,
+    **variant: Any,
+) -> Eager:
+    """The bytes of live tensors in a training step of a PyTorch module, phase by phase; print it.
+
+    PyTorch runs the module's own forward pass, its backward pass and the optimizer, three steps in a row, on copies of
+    its tensors without bytes. No weight is read or changed, and nothing is computed but small tensors that the code
+    asks for, such as masks. So checkpoints, hooks and shared weights count as they are written.
+
+    Args:
+        module: as it is trained; frozen parameters stay so.
+        example, kwargs: of one call, as tensors of any device; those on `meta` have no values that code could ask for.
+        loss: a function from the module's output and `loss_inputs` to a scalar, or one that foreplan names, such as
+            "cross_entropy", of the first output. None: the output has an attribute or key `loss`.
+        loss_inputs: further inputs of the loss; they are made up for a loss that foreplan names.
+        optimizer: a function from parameters to an optimizer, such as `torch.optim.AdamW`, or one of `foreplan.optim`.
+            None: gradients are computed, and nothing is updated.
+        precision: "float32"; or "bf16" or "fp16": forward pass and loss run within `torch.autocast`, with fp16 a
+            `GradScaler` scales the loss.
+        accumulate: calls of the module in a step, each with an example of its own; the loss is divided by it.
+        target: "cpu", or a card, such as "cuda:h100".
+        real: run the module itself, with real tensors on the CPU: for code that asks for values which depend on weights.
+            It takes the memory and the time of the steps, and its random numbers; weights are trained.
+        variant: the rest of what may differ from one user to the next, such as `zero="keep"`: see
+            `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gradients` and `results`
+            are not for it.
+
+    Raises:
+        UsageError: an option that is none, PyTorch is not installed, no loss, or the module cannot be copied.
+        UnsupportedError: code asks for a value that depends on weights; names the line.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
+    from foreplan.eager.watched.loop import Recipe, run
+
+    chosen = Variant(**variant)
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"module: give a torch.nn.Module, not {type(module).__name__}")
+    others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
+    if others:
+        raise UsageError(f"{others[0]}: a module at hand is run as it is written: write it so, and leave the option out")
+    if chosen.attention == "eager":
+        raise UsageError(
+            "attention=eager: a module at hand is run as it is written: build it so, in transformers with "
+            'attn_implementation="eager"'
+        )
+    cuda = chosen.on(target)
+    if real and cuda:
+        raise UsageError("real: real tensors are on the CPU; leave it out, or say device='cpu'")
+    if chosen.attention != "auto" and not cuda:
+        raise UsageError(f"attention={chosen.attention}: on a CPU PyTorch has one kernel; say device='cuda', or leave it out")
+    choice("precision", precision, PRECISIONS)
+    if accumulate < 1:
+        raise UsageError(f"accumulate: {accumulate} calls of the module in a step: give 1 or more")
+    given = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
+    recipe = Recipe(
+        example, kwargs or {}, loss, None if loss_inputs is None else given, optimizer, precision, accumulate, chosen,
+        cuda, real,
+    )  # fmt: skip
+    return run(module, recipe)

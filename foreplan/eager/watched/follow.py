@@ -1,0 +1,146 @@
+"""The storages that are alive while PyTorch runs: ops are seen one by one, and the bytes of what they make are counted
+until nothing refers to them any more.
+
+A mode that looks on changes one thing: PyTorch's engine adds gradients in new tensors then, which it does in place
+otherwise (`torch/csrc/autograd/input_buffer.cpp`). Those additions are known by where they happen, and are done in
+place here where PyTorch would do so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from foreplan.eager.storage import Memory, Use
+from foreplan.eager.watched.known import Known
+from foreplan.eager.watched.paths import Paths
+
+_ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+Counts = tuple[int, int]  # references to a tensor, and to its storage
+
+
+class Follow(TorchDispatchMode):
+    """Counts the storages of one kind of device.
+
+    Attributes:
+        memory: what is alive.
+        indices: of blocks in it, by storage.
+
+    Args:
+        device: the type of the device whose storages count.
+        known: values of tensors; None: all tensors are real.
+        paths: which part of the module runs.
+        sums_in_place: whether gradients are added in place where PyTorch does so, beside which nothing looks on.
+    """
+
+    def __init__(self, memory: Memory, device: str, known: Known | None, paths: Paths, sums_in_place: bool) -> None:
+        super().__init__()
+        self.memory, self.device, self.known, self.paths = memory, device, known, paths
+        self.alone = _counts_of_one_owner() if sums_in_place else None
+        self.indices = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
+        self.delivers = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        if self.delivers and func is _ADD and self.alone is not None and _counts(args[0]) == self.alone:
+            if torch._C._debug_has_internal_overlap(args[0]) == 0 and args[0].dtype == args[1].dtype:
+                _ADD_IN_PLACE(*args)
+                return args[0]
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs) if self.known is None else self.known.call(func, args, kwargs)
+        self.paths.mark(self.memory)
+        name = func.overloadpacket.__name__
+        for value in tree_iter((args, kwargs, result)):
+            if isinstance(value, torch.Tensor):
+                self.count(value, name)
+        return result
+
+    def count(self, tensor: torch.Tensor, name: str) -> None:
+        """Count the storage of a tensor, unless it is counted already."""
+        if tensor.device.type != self.device or tensor.layout is not torch.strided:
+            return
+        if self.known is not None and not isinstance(tensor, FakeTensor):  # a value, as a number in the code has it
+            return
+        storage = tensor.untyped_storage()
+        if storage not in self.indices and (nbytes := storage.nbytes()):
+            index = self.indices[storage] = self.memory.take(nbytes, name)
+            weakref.finalize(storage, self.memory.give_back, index).atexit = False
+
+    def call(self, tensor: torch.Tensor, use: Use, name: str) -> None:
+        """Say what the storage of a tensor has become."""
+        if (index := self.indices.get(tensor.untyped_storage())) is not None:
+            self.memory.call(index, use, name)
+
+    @contextmanager
+    def backward(self, loss: torch.Tensor) -> Iterator[None]:
+        """While gradients flow: between two functions of autograd, its engine adds gradients of the same tensor."""
+
+        def begins(*_: Any) -> None:
+            self.delivers = False
+
+        def ends(*_: Any) -> None:
+            self.delivers = True
+
+        handles = []
+        if self.alone is not None:
+            for node in _nodes(loss):
+                handles += [node.register_prehook(begins), node.register_hook(ends)]
+        yield
+        self.delivers = False
+        for handle in handles:
+            handle.remove()
+
+
+def _nodes(loss: torch.Tensor) -> Iterator[Any]:
+    """The functions of autograd behind a tensor."""
+    todo: list[Any] = [loss.grad_fn]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        yield node
+        new = [each for each, _ in node.next_functions if each not in seen]
+        seen.update(new)
+        todo += new
+
+
+def _counts(tensor: torch.Tensor) -> Counts:
+    """How many refer to a tensor, and to its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+class _Count(TorchDispatchMode):
+    """Notes the counts of the first operand of additions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Counts] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD:
+            self.found.append(_counts(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _counts_of_one_owner() -> Counts:
+    """The counts of a gradient that the engine alone holds, as a mode sees it. They depend on how Python's objects
+    refer to tensors, so one is looked at: the gradients of two products, which nothing else holds, are added.
+    """
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    loss = (y * 2.0).sum() + (y * 3.0).sum()
+    with _Count() as mode:
+        loss.backward()
+    return mode.found[-1]

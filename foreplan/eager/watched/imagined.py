@@ -1,0 +1,139 @@
+"""A module and its inputs as tensors without bytes, on a processor, or on a card that is not here.
+
+For a card, PyTorch's place for further devices (PrivateUse1) is taken by an imagined one. PyTorch chooses there what it
+chooses on cards: optimizers for all parameters at once, dropout by a mask of one byte an element.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from foreplan.eager.watched.known import Known
+from foreplan.errors import UnsupportedError, UsageError
+
+_CARD = "imagined"
+_AMP_TYPES = [torch.float16, torch.bfloat16]
+
+
+@cache
+def imagined_card() -> str:
+    """The type of the device that stands for a card; one in a process.
+
+    Raises:
+        UnsupportedError: another library has taken the place of further devices in this process.
+    """
+    from torch.utils import backend_registration as backends
+
+    class Module(backends._DummyBackendModule):
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return _AMP_TYPES
+
+        def is_autocast_enabled(self) -> bool:
+            return torch.is_autocast_enabled(_CARD)
+
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise UnsupportedError(
+            f"this process has the device {taken!r}, in the place that a card without bytes needs: "
+            "count this step in a process that does not import it, or with device='cpu'"
+        )
+    backends._setup_privateuseone_for_python_backend(_CARD, backend_module=Module())
+    return _CARD
+
+
+class Imagined:
+    """Makes tensors without bytes of a user's tensors.
+
+    Attributes:
+        mode: in which they live.
+        device: where they lie.
+        known: values of those that are no parameters.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.known = Known(self.mode)
+        self._storages: dict[int, torch.Tensor] = {}
+        self._held: list[torch.Tensor] = []
+
+    def tensor(self, real: torch.Tensor) -> torch.Tensor:
+        """One of the same shape and strides; a parameter stays one. What shares a storage shares one again."""
+        trained = real.requires_grad
+        with self.mode, torch.no_grad():
+            fake = self._laid(real.detach())
+        if isinstance(real, torch.nn.Parameter):
+            found = torch.nn.Parameter(fake, requires_grad=trained)
+            for name, value in vars(real).items():
+                setattr(found, name, value)
+            return found
+        if not trained:
+            self.known.keep(fake, real)
+        return fake.requires_grad_(trained)
+
+    def _laid(self, real: torch.Tensor) -> torch.Tensor:
+        storage = real.untyped_storage()
+        count = storage.nbytes() // real.itemsize
+        if storage.nbytes() == real.numel() * real.itemsize and storage._cdata not in self._storages:
+            fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self.device)
+            self._storages[storage._cdata] = fake
+            self._held.append(real)  # so that no other storage is made in its place
+            return fake
+        base = self._storages.get(storage._cdata)
+        if base is None:
+            base = self._storages[storage._cdata] = torch.empty(count, dtype=real.dtype, device=self.device)
+            self._held.append(real)
+        view = base if base.dtype == real.dtype else base.view(real.dtype)
+        return view.as_strided(real.shape, real.stride(), real.storage_offset())
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A copy of a module, all tensors without bytes.
+
+        Raises:
+            UsageError: it cannot be copied.
+        """
+        memo: dict[int, Any] = {}
+        for tensor in (*module.parameters(), *module.buffers()):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self.tensor(tensor)
+        try:
+            with _Copies(self.tensor):
+                found: torch.nn.Module = copy.deepcopy(module, memo)
+        except Exception as error:
+            raise UsageError(
+                f"{type(module).__name__} cannot be copied with copy.deepcopy ({error}): leave out what cannot, or give "
+                "real=True, which runs the module itself and takes the memory of a step"
+            ) from error
+        return found
+
+    def inputs(self, given: Any) -> Any:
+        """The same nest of inputs, all tensors without bytes."""
+        return tree_map_only(torch.Tensor, self.tensor, given)
+
+    def done(self) -> None:
+        """All is made: nothing is held any more."""
+        self._storages.clear()
+        self._held.clear()
+
+
+class _Copies(TorchFunctionMode):
+    """Makes tensors without bytes of those that a module holds as plain attributes."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            found = memo[id(tensor)] = self.make(tensor)
+            return found
+        return func(*args, **(kwargs or {}))

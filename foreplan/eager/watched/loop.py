@@ -1,0 +1,294 @@
+"""Three training steps of a module, run by PyTorch, and the bytes of its storages phase by phase."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_iter
+
+from foreplan.eager.step import ITERATIONS, Eager, Phase
+from foreplan.eager.storage import Memory, Use
+from foreplan.eager.variant import Variant
+from foreplan.eager.watched.attention import CardAttention
+from foreplan.eager.watched.follow import Follow
+from foreplan.eager.watched.imagined import Imagined, imagined_card
+from foreplan.eager.watched.paths import Paths
+from foreplan.eager.watched.recipe import inputs_of, loss_of, optimizer_of
+from foreplan.errors import UnsupportedError, UsageError
+
+_DTYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ASKS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a module is trained.
+
+    Attributes:
+        example, kwargs: of one call of the module.
+        loss: a function of its output and further inputs, or one that foreplan names; None: the output has it.
+        loss_inputs: further inputs of the loss; None: they are made up for a loss that foreplan names.
+        optimizer: a function from parameters to an optimizer, or one of foreplan's; None: gradients alone.
+        precision: float32, or that of autocast.
+        accumulate: calls of the module in a step.
+        variant: the rest of what may differ.
+        cuda: whether it runs on a card.
+        real: whether real tensors are taken.
+    """
+
+    example: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Any
+    loss_inputs: tuple[Any, ...] | None
+    optimizer: Any
+    precision: str
+    accumulate: int
+    variant: Variant
+    cuda: bool
+    real: bool
+
+
+def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> Eager:
+    """Three training steps of a module; its forward pass where there is nothing to minimise.
+
+    Raises:
+        UnsupportedError: its code asks for a value that only a real step has; names the line.
+        UsageError: it cannot be copied, or there is no loss.
+    """
+    if recipe.real:
+        return _Loop(module, recipe, None, sums_in_place).run()
+    imagined = Imagined(imagined_card() if recipe.cuda else "cpu")
+    with imagined.mode:
+        return _Loop(imagined.module(module), recipe, imagined, sums_in_place).run()
+
+
+@dataclass(eq=False)
+class _Held:
+    """What the user's variables hold."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    output: Any = None
+
+
+class _Loop:
+    """The user's program."""
+
+    def __init__(
+        self, module: torch.nn.Module, recipe: Recipe, imagined: Imagined | None, sums_in_place: bool
+    ) -> None:
+        self.module, self.recipe, self.variant = module, recipe, recipe.variant
+        self.device = "cpu" if imagined is None else imagined.device
+        self.example, self.kwargs = recipe.example, dict(recipe.kwargs)
+        self.loss_inputs: Any = recipe.loss_inputs
+        self.loss, named = (None, None) if recipe.loss is None else loss_of(recipe.loss)
+        if imagined is not None:
+            self.example, self.kwargs = imagined.inputs((self.example, self.kwargs))
+            self.loss_inputs = imagined.inputs(self.loss_inputs)
+        if self.loss_inputs is None:
+            self.loss_inputs = () if named is None else self.made_up(named)
+        if imagined is not None:
+            imagined.done()
+        self.named = named is not None
+        self.memory, self.paths = Memory(), Paths(module)
+        known = None if imagined is None else imagined.known
+        self.follow = Follow(self.memory, self.device, known, self.paths, sums_in_place)
+        self.phases: list[Phase] = []
+        self.held = _Held()
+
+    def made_up(self, named: Any) -> tuple[torch.Tensor, ...]:
+        """Further inputs of a loss, of the form that the module's output has."""
+        with torch.no_grad(), _of_values(self.module):
+            return inputs_of(named, _first(self.module(*self.example, **self.kwargs)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether history is kept."""
+        return self.variant.grad != "off"
+
+    def run(self) -> Eager:
+        """All iterations."""
+        was = self.module.training
+        self.module.train(was or self.variant.grad == "on")
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(_of_values(self.module))
+                self.count_what_is_there()
+                parameters = [each for each in self.module.parameters() if each.requires_grad]
+                optimizer = self.optimizer(parameters)
+                scaler = torch.amp.GradScaler(self.device) if self.recipe.precision == "fp16" else None
+                if self.device != "cpu":
+                    stack.enter_context(CardAttention(self.variant.attention))
+                    stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # no thread of that device
+                stack.enter_context(self.paths.noted())
+                stack.enter_context(self.follow)
+                stack.enter_context(torch.set_grad_enabled(self.trains))
+                for iteration in range(1, ITERATIONS + 1):
+                    self.iteration(iteration, parameters, optimizer, scaler)
+                memory = Memory(list(self.memory.blocks), self.memory.events[: self.phases[-1].end])
+        finally:
+            self.module.train(was)
+            if self.recipe.real:
+                self.module.zero_grad()
+        return Eager(tuple(self.phases), memory, self.variant, self.device != "cpu")
+
+    def count_what_is_there(self) -> None:
+        """Inputs, and then the module's tensors."""
+        self.memory.use = Use.INPUT
+        for tensor in _tensors((self.example, self.kwargs, self.loss_inputs)):
+            self.follow.count(tensor, "input")
+        self.mark("inputs", 0)
+        for use, named in (
+            (Use.PARAMETER, self.module.named_parameters()),
+            (Use.BUFFER, self.module.named_buffers()),
+        ):
+            self.memory.use = use
+            for name, tensor in named:
+                self.follow.count(tensor, name)
+        self.mark("model", 0)
+
+    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        """The optimizer, and the state that it makes at once."""
+        if self.recipe.optimizer is None or self.variant.grad != "on":
+            return None
+        self.memory.use = Use.STATE
+        with self.follow:
+            optimizer = optimizer_of(self.recipe.optimizer)(parameters)
+        if (how := self.variant.optimizer) != "auto":
+            for group in optimizer.param_groups:
+                if "foreach" not in group or (how == "fused" and "fused" not in group):
+                    raise UsageError(f"optimizer={how}: {type(optimizer).__name__} has no such form: leave it out")
+                group.update(foreach=how == "foreach", fused=how == "fused")
+        self.name_state(optimizer)
+        return optimizer
+
+    def iteration(
+        self,
+        number: int,
+        parameters: list[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """One turn of the loop."""
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=self.variant.zero == "none")
+            self.memory.mark()
+        for call in range(self.recipe.accumulate):
+            loss = self.forward()
+            if call == 0:
+                self.mark("forward", number)
+            if self.variant.grad != "on" or loss is None:
+                return
+            self.backward(loss, parameters, scaler)
+            if call == 0:
+                self.mark("backward", number)
+        if self.recipe.accumulate > 1:
+            self.mark("micro_batches", number)
+        if optimizer is None:
+            return
+        self.memory.use = Use.TEMPORARY
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        self.name_state(optimizer)
+        self.memory.use = Use.ACTIVATION
+        self.mark("step", number)
+
+    def forward(self) -> torch.Tensor | None:
+        """The module and the loss; the module's output is let go, if nobody keeps it."""
+        self.memory.use = Use.ACTIVATION
+        dtype = _DTYPES[self.recipe.precision]
+        with torch.autocast(self.device, dtype) if dtype else contextlib.nullcontext():
+            output = self.module(*self.example, **self.kwargs)
+            if self.variant.output == "kept":
+                self.held.output = output
+            loss = self.loss_of(output)
+            del output
+        if loss is not None and self.variant.loss == "kept":
+            self.held.losses.append(loss)
+        if loss is not None and self.recipe.accumulate > 1:
+            loss = loss / self.recipe.accumulate
+        return loss
+
+    def loss_of(self, output: Any) -> torch.Tensor | None:
+        """What is minimised."""
+        if self.loss is not None:
+            return self.loss(_first(output) if self.named else output, *self.loss_inputs)
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if found is None and self.variant.grad == "on":
+            raise UsageError(
+                f"{type(self.module).__name__} gives no loss: give loss=, a function of its output, or labels among its "
+                "inputs; grad='off' counts a forward pass alone"
+            )
+        return found
+
+    def backward(
+        self, loss: torch.Tensor, parameters: list[torch.nn.Parameter], scaler: torch.amp.GradScaler | None
+    ) -> None:
+        """Gradients, under the names of their parameters."""
+        self.memory.use = Use.GRADIENT
+        if scaler is not None:
+            loss = scaler.scale(loss)
+        with self.follow.backward(loss):
+            loss.backward()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.follow.call(parameter.grad, Use.PARAMETER_GRADIENT, f"{self.name_of(parameter)}.grad")
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """The name of a parameter."""
+        return self.memory.blocks[self.follow.indices[parameter.untyped_storage()]].name
+
+    def name_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer keeps for parameters."""
+        for parameter, kept in optimizer.state.items():
+            for name, tensor in kept.items() if isinstance(kept, dict) else ():
+                if isinstance(tensor, torch.Tensor):
+                    self.memory.use = Use.STATE
+                    self.follow.count(tensor, name)
+                    self.follow.call(tensor, Use.STATE, f"{self.name_of(parameter)}: {name}")
+
+    def mark(self, name: str, iteration: int) -> None:
+        """A phase has ended."""
+        memory = self.memory
+        self.phases.append(Phase(name, iteration, memory.live, memory.mark(), len(memory.events)))
+
+
+def _tensors(nest: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_iter(nest) if isinstance(each, torch.Tensor))
+
+
+def _first(output: Any) -> torch.Tensor:
+    """The tensor of an output that a loss which foreplan names reads: its logits, or the first."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), torch.Tensor):
+        return output["logits"]
+    found = next(_tensors(dict(output) if isinstance(output, Mapping) else output), None)
+    if found is None:
+        raise UsageError("the module gives no tensor: give loss=, a function of its output")
+    return found
+
+
+@contextlib.contextmanager
+def _of_values(module: torch.nn.Module) -> Iterator[None]:
+    """Name the user's line where code asks for a value that tensors without bytes do not have."""
+    try:
+        yield
+    except _ASKS as error:
+        raise UnsupportedError(
+            f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only a real "
+            "step has: real=True runs one, and takes its memory and its time"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    """The last line of a stack that is neither PyTorch's nor foreplan's."""
+    frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if "/torch/" not in f.filename and "/foreplan/" not in f.filename]
+    return f"{outside[-1].filename}:{outside[-1].lineno}: " if outside else ""
