@@ -25,6 +25,7 @@ from foreplan.eager.watched.paths import Paths
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+_IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
 Counts = tuple[int, int]  # references to a tensor, and to its storage
 
 
@@ -53,7 +54,7 @@ class Follow(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if self.delivers and func is _ADD and self.alone is not None and _counts(args[0]) == self.alone:
-            if torch._C._debug_has_internal_overlap(args[0]) == 0 and args[0].dtype == args[1].dtype:
+            if args[0].dtype == args[1].dtype and _IS_DENSE(args[0]):
                 _ADD_IN_PLACE(*args)
                 return args[0]
         kwargs = kwargs or {}

@@ -49,6 +49,12 @@ def imagined_card() -> str:
     return _CARD
 
 
+class _Mode(FakeTensorMode):
+    """Numbers in the code become tensors without bytes before they go to a card, which is not there."""
+
+    avoid_device_init = True
+
+
 class Imagined:
     """Makes tensors without bytes of a user's tensors.
 
@@ -60,7 +66,7 @@ class Imagined:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = _Mode(allow_non_fake_inputs=True)
         self.known = Known(self.mode)
         self._storages: dict[int, torch.Tensor] = {}
         self._held: list[torch.Tensor] = []

@@ -6,6 +6,8 @@ one, with which every op on known tensors runs too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _LARGEST = 1 << 22  # elements: larger tensors are not known
 _CPU = torch.device("cpu")
+_SCALAR = torch.ops.aten._local_scalar_dense.default
 _INDEX = torch.ops.aten.index.Tensor
 
 
@@ -34,11 +37,20 @@ class Known:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         self._real = WeakIdKeyDictionary()
+        self._finite = False
+
+    @contextmanager
+    def all_finite(self) -> Iterator[None]:
+        """While a `GradScaler` asks whether gradients are finite: the number of those that are not is 0."""
+        self._finite = True
+        yield
+        self._finite = False
 
     def keep(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """The value of a tensor is known."""
         if real.numel() <= _LARGEST and not real.is_meta:
-            self._real[fake] = real.detach().clone()
+            with unset_fake_temporarily():
+                self._real[fake] = real.detach().to(_CPU, copy=True)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op, and its value where those of all operands are known."""
@@ -46,6 +58,8 @@ class Known:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = all(each in self._real if isinstance(each, FakeTensor) else _small(each) for each in tensors)
         if not known:
+            if func is _SCALAR and self._finite:
+                return 0.0
             self._forget_what_is_written(func, args, kwargs)
             return func(*self._as_indices(func, args), **kwargs)
         try:

@@ -16,6 +16,7 @@ from foreplan.eager.step import ITERATIONS, Eager, Phase
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import CardAttention
+from foreplan.eager.watched.autocast import autocast_on, casts_of_weights
 from foreplan.eager.watched.follow import Follow
 from foreplan.eager.watched.imagined import Imagined, imagined_card
 from foreplan.eager.watched.paths import Paths
@@ -123,6 +124,8 @@ class _Loop:
                 optimizer = self.optimizer(parameters)
                 scaler = torch.amp.GradScaler(self.device) if self.recipe.precision == "fp16" else None
                 if self.device != "cpu":
+                    autocast_on(self.device)
+                    stack.enter_context(casts_of_weights())
                     stack.enter_context(CardAttention(self.variant.attention))
                     stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # no thread of that device
                 stack.enter_context(self.paths.noted())
@@ -195,8 +198,9 @@ class _Loop:
         if scaler is None:
             optimizer.step()
         else:
-            scaler.step(optimizer)
-            scaler.update()
+            with contextlib.nullcontext() if self.follow.known is None else self.follow.known.all_finite():
+                scaler.step(optimizer)
+                scaler.update()
         self.name_state(optimizer)
         self.memory.use = Use.ACTIVATION
         self.mark("step", number)
