@@ -82,7 +82,7 @@ ONLY_IN = {
     "safetensors": ("runtime",),
     "llvmlite": ("jit", "runtime"),
     "scipy": (),
-    "torch": ("frontend", "runtime", "foreplan"),
+    "torch": ("eager", "frontend", "runtime", "foreplan"),
     "networkx": ("graph", "views"),
     "cupy": ("runtime",),
     "cudnn": ("runtime",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,13 @@ from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
 from foreplan.eager.storage import Block, Memory, Tensor, Use
+from foreplan.eager.table import json_of, remarks_of, rows_of, table_of
 from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
+from foreplan.units import format_bytes
 
 ITERATIONS = 3
 _CUBLAS = ("the workspace of cuBLAS is not counted",)
@@ -72,6 +75,56 @@ class Eager:
     def peak(self) -> int:
         """The most bytes of the last iteration: the steady state."""
         return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
+
+    @cached_property
+    def alive_at_peak(self) -> tuple[Block, ...]:
+        """The blocks that are alive at the peak."""
+        begin = max((phase.end for phase in self.phases if phase.iteration < self.phases[-1].iteration), default=0)
+        events, blocks, live = self.memory.events, self.memory.blocks, 0
+        high, end = -1, 0
+        for i, event in enumerate(events):
+            live += blocks[event].nbytes if event >= 0 else -blocks[~event].nbytes
+            if i >= begin and live > high:
+                high, end = live, i + 1
+        alive = dict.fromkeys(event for event in events[:end] if event >= 0)
+        for event in events[:end]:
+            if event < 0:
+                del alive[~event]
+        return tuple(blocks[event] for event in alive)
+
+    @cached_property
+    def at_peak(self) -> dict[Use, int]:
+        """Bytes at the peak, by what they are; the most first."""
+        found: Counter[Use] = Counter()
+        for block in self.alive_at_peak:
+            found[block.use] += block.nbytes
+        return dict(found.most_common())
+
+    def parts(self, depth: int = 1) -> dict[str, int]:
+        """Bytes at the peak by part of the model, such as `layers.0`; the most first.
+
+        Args:
+            depth: how many names of the path of a part count.
+        """
+        found: Counter[str] = Counter()
+        for block in self.alive_at_peak:
+            path = block.name.partition(":")[0] if block.use is not Use.INPUT else ""
+            found[".".join(path.replace("/", ".").split(".")[:depth])] += block.nbytes
+        return dict(found.most_common())
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs, in bytes."""
+        return json_of(self, rows_of(self, {}))
+
+    def __str__(self) -> str:
+        filled = ", ".join(f"{use} {format_bytes(nbytes)}" for use, nbytes in self.at_peak.items())
+        lines = [
+            *table_of(self, rows_of(self, {}), beside=False),
+            "",
+            f"peak of PyTorch's live tensors {format_bytes(self.peak)}: {filled}",
+            *remarks_of(self),
+        ]
+        return "\n".join(lines) + "\n"
 
     @cached_property
     def replayed(self) -> tuple[Replayed, ...]:

@@ -7,7 +7,9 @@ chooses on cards: optimizers for all parameters at once, dropout by a mask of on
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -128,6 +130,23 @@ class Imagined:
         """All is made: nothing is held any more."""
         self._storages.clear()
         self._held.clear()
+
+
+@contextmanager
+def told_real() -> Iterator[None]:
+    """While transformers is told that these tensors are no tracer's: it looks for such, and keeps a mask for them that
+    hides nothing, which real steps leave out.
+    """
+    asks = sys.modules.get("transformers.utils.import_utils")
+    fake = getattr(asks, "is_fake_tensor", None)
+    if fake is None:
+        yield
+        return
+    asks.is_fake_tensor = lambda x: False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        asks.is_fake_tensor = fake  # type: ignore[union-attr]
 
 
 class _Copies(TorchFunctionMode):

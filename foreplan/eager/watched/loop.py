@@ -18,7 +18,7 @@ from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import CardAttention
 from foreplan.eager.watched.autocast import autocast_on, casts_of_weights
 from foreplan.eager.watched.follow import Follow
-from foreplan.eager.watched.imagined import Imagined, imagined_card
+from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
 from foreplan.eager.watched.recipe import inputs_of, loss_of, optimizer_of
 from foreplan.errors import UnsupportedError, UsageError
@@ -65,7 +65,7 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
     if recipe.real:
         return _Loop(module, recipe, None, sums_in_place).run()
     imagined = Imagined(imagined_card() if recipe.cuda else "cpu")
-    with imagined.mode:
+    with imagined.mode, told_real():
         return _Loop(imagined.module(module), recipe, imagined, sums_in_place).run()
 
 
