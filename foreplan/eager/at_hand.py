@@ -29,8 +29,8 @@ def eager_memory(
 ) -> Eager:
     """The bytes of live tensors in a training step of a PyTorch module, phase by phase; print it.
 
-    PyTorch runs the module's own forward pass, its backward pass and the optimizer, three steps in a row, on copies of
-    its tensors without bytes. No weight is read or changed, and nothing is computed but small tensors that the code
+    PyTorch runs the module's own forward pass, its backward pass and the optimizer, three steps in a row, on tensors
+    without bytes, which the module has until this returns. No weight is read or changed, and nothing is computed but small tensors that the code
     asks for, such as masks. So checkpoints, hooks and shared weights count as they are written.
 
     Args:
@@ -52,7 +52,7 @@ def eager_memory(
             are not for it.
 
     Raises:
-        UsageError: an option that is none, PyTorch is not installed, no loss, or the module cannot be copied.
+        UsageError: an option that is none or not for a module, PyTorch is not installed, or there is no loss.
         UnsupportedError: code asks for a value that depends on weights; names the line.
     """
     try:

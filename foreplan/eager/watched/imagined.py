@@ -6,20 +6,18 @@ chooses on cards: optimizers for all parameters at once, dropout by a mask of on
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from foreplan.eager.watched.known import Known
-from foreplan.errors import UnsupportedError, UsageError
+from foreplan.errors import UnsupportedError
 
 _CARD = "imagined"
 _AMP_TYPES = [torch.float16, torch.bfloat16]
@@ -71,6 +69,7 @@ class Imagined:
         self.mode = _Mode(allow_non_fake_inputs=True)
         self.known = Known(self.mode)
         self._storages: dict[int, torch.Tensor] = {}
+        self._made: dict[int, torch.Tensor] = {}
         self._held: list[torch.Tensor] = []
 
     def tensor(self, real: torch.Tensor) -> torch.Tensor:
@@ -102,33 +101,39 @@ class Imagined:
         view = base if base.dtype == real.dtype else base.view(real.dtype)
         return view.as_strided(real.shape, real.stride(), real.storage_offset())
 
-    def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy of a module, all tensors without bytes.
-
-        Raises:
-            UsageError: it cannot be copied.
+    @contextmanager
+    def module(self, module: torch.nn.Module) -> Iterator[None]:
+        """While all tensors of a module are ones without bytes. Functions that refer to its parts see the same. What it
+        had is put back at the end.
         """
-        memo: dict[int, Any] = {}
-        for tensor in (*module.parameters(), *module.buffers()):
-            if id(tensor) not in memo:
-                memo[id(tensor)] = self.tensor(tensor)
+        parts = list(dict.fromkeys(module.modules()))
+        before = [dict(vars(part)) for part in parts]
         try:
-            with _Copies(self.tensor):
-                found: torch.nn.Module = copy.deepcopy(module, memo)
-        except Exception as error:
-            raise UsageError(
-                f"{type(module).__name__} cannot be copied with copy.deepcopy ({error}): leave out what cannot, or give "
-                "real=True, which runs the module itself and takes the memory of a step"
-            ) from error
-        return found
+            for part in parts:
+                for name, value in vars(part).items():
+                    if name != "_modules" and any(isinstance(each, torch.Tensor) for each in tree_iter(value)):
+                        vars(part)[name] = tree_map_only(torch.Tensor, self.once, value)
+            yield
+        finally:
+            for part, attributes in zip(parts, before):
+                vars(part).clear()
+                vars(part).update(attributes)
+
+    def once(self, real: torch.Tensor) -> torch.Tensor:
+        """The one of a tensor that may be met again."""
+        if id(real) not in self._made:
+            self._made[id(real)] = self.tensor(real)
+            self._held.append(real)
+        return self._made[id(real)]
 
     def inputs(self, given: Any) -> Any:
         """The same nest of inputs, all tensors without bytes."""
-        return tree_map_only(torch.Tensor, self.tensor, given)
+        return tree_map_only(torch.Tensor, self.once, given)
 
     def done(self) -> None:
         """All is made: nothing is held any more."""
         self._storages.clear()
+        self._made.clear()
         self._held.clear()
 
 
@@ -147,18 +152,3 @@ def told_real() -> Iterator[None]:
         yield
     finally:
         asks.is_fake_tensor = fake  # type: ignore[union-attr]
-
-
-class _Copies(TorchFunctionMode):
-    """Makes tensors without bytes of those that a module holds as plain attributes."""
-
-    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.make = make
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            found = memo[id(tensor)] = self.make(tensor)
-            return found
-        return func(*args, **(kwargs or {}))

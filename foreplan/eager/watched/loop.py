@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_iter
 
+import foreplan.eager
 from foreplan.eager.step import ITERATIONS, Eager, Phase
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
@@ -60,13 +62,13 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
 
     Raises:
         UnsupportedError: its code asks for a value that only a real step has; names the line.
-        UsageError: it cannot be copied, or there is no loss.
+        UsageError: there is no loss, or an option is not for it.
     """
     if recipe.real:
         return _Loop(module, recipe, None, sums_in_place).run()
     imagined = Imagined(imagined_card() if recipe.cuda else "cpu")
-    with imagined.mode, told_real():
-        return _Loop(imagined.module(module), recipe, imagined, sums_in_place).run()
+    with imagined.mode, told_real(), imagined.module(module):
+        return _Loop(module, recipe, imagined, sums_in_place).run()
 
 
 @dataclass(eq=False)
@@ -294,5 +296,6 @@ def _of_values(module: torch.nn.Module) -> Iterator[None]:
 def _line(error: BaseException) -> str:
     """The last line of a stack that is neither PyTorch's nor foreplan's."""
     frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if "/torch/" not in f.filename and "/foreplan/" not in f.filename]
+    own = (os.path.dirname(torch.__file__), os.path.dirname(foreplan.eager.__file__))
+    outside = [frame for frame in frames if not frame.filename.startswith(own)]
     return f"{outside[-1].filename}:{outside[-1].lineno}: " if outside else ""

@@ -1,0 +1,216 @@
+"""A module at hand, run by PyTorch on tensors without bytes: beside figures by hand, and beside real tensors, followed by
+another observer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import foreplan as fp  # noqa: E402
+from foreplan.eager import Eager, Variant  # noqa: E402
+from foreplan.eager.watched.loop import Recipe, run  # noqa: E402
+from foreplan.errors import UnsupportedError, UsageError  # noqa: E402
+from tests.profile import pick  # noqa: E402
+from tests.torch.alive import phases  # noqa: E402
+from tests.torch.test_eager import OPTIMIZERS, drawn, loss_of  # noqa: E402
+
+SEEDS = range(pick(8, 40, 400))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+class Called(nn.Module):
+    """Modules, and a function of them and the input."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self.parts, *inputs)
+
+
+def recipe(*example: Any, **given: Any) -> Recipe:
+    start = Recipe(example, {}, lambda y: y.sum(), None, None, "float32", 1, Variant(), False, False)
+    return replace(start, **given)
+
+
+def figures(eager: Eager) -> list[tuple[int, int]]:
+    return [(phase.live, phase.most) for phase in eager.phases]
+
+
+def test_a_small_network_by_hand() -> None:
+    """8 inputs of 12 float32 and 8 classes of int64; two layers, 12 → 16 → 5; momentum."""
+    eager = fp.eager_memory(
+        mlp(), torch.zeros(8, 12), loss="cross_entropy", optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)
+    )
+    inputs, weights = 8 * 12 * 4 + 8 * 8, 4 * (12 * 16 + 16 + 16 * 5 + 5)
+    # The first layer's result is dropped when the ReLU has it; the logits when log_softmax has them.
+    kept = 4 * (8 * 16 + 8 * 5 + 1 + 1)  # hidden, log_softmax, loss, the sum of class weights
+    live = {(phase.name, phase.iteration): phase.live for phase in eager.phases}
+    assert live["inputs", 0] == inputs and live["model", 0] == inputs + weights
+    assert live["forward", 1] == inputs + weights + kept
+    assert live["backward", 1] == inputs + 2 * weights + 4  # gradients and the loss
+    assert live["step", 1] == live["step", 3] == inputs + 3 * weights + 4
+    at_peak = {str(use): nbytes for use, nbytes in eager.at_peak.items()}
+    assert at_peak["parameters"] == at_peak["optimizer state"] == weights and at_peak["inputs"] == inputs
+    assert sum(eager.at_peak.values()) == sum(eager.parts().values()) == eager.peak
+    assert {block.name for block in eager.memory.blocks} >= {"1: relu", "0: mm", "0.weight", "0.weight.grad"} - {"0: mm"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_models_take_what_real_ones_take(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    _, module, x = drawn(rng)
+    target = torch.zeros(module(x).shape[:-1], dtype=torch.int64)
+    _, make = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
+    to_none, foreach = bool(rng.integers(3)), bool(rng.integers(2))
+    variant = Variant(zero="none" if to_none else "keep", optimizer="foreach" if foreach else "loop")
+    given = recipe(x, loss=loss_of, loss_inputs=(target,), optimizer=make, variant=variant)
+    found = run(module, given, sums_in_place=False)
+    theirs = phases(module, (x,), target, loss_of, make(module.parameters(), foreach=foreach), to_none=to_none)
+    assert figures(found) == theirs
+
+
+def written(layer: nn.Module, x: Any) -> Any:
+    return checkpoint(layer, x, use_reentrant=False)
+
+
+MODULES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "lstm": lambda: (Called(lambda parts, x: parts[0](x)[0], nn.LSTM(16, 8, 2)), torch.zeros(5, 4, 16)),
+    "checkpoint": lambda: (
+        Called(lambda parts, x: parts[1](written(parts[0], x)), mlp(), nn.Linear(5, 5)),
+        torch.zeros(8, 12, requires_grad=True),
+    ),
+    "tied": lambda: (Called(lambda parts, x: F.linear(parts[0](x), parts[0].weight), nn.Embedding(9, 4)), torch.tensor([[1, 2]])),
+    "mask": lambda: (
+        Called(lambda parts, x: parts[0](x) if bool((x > 0).all()) else parts[1](x), nn.Linear(4, 4), nn.Linear(4, 9)),
+        -torch.ones(3, 4),
+    ),
+    "picked": lambda: (
+        Called(lambda parts, x: parts[0](x)[x.sum(-1) > 0], nn.Linear(4, 4)),
+        torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0], [2, 0, 0, 0]]),
+    ),
+    "attention": lambda: (
+        Called(lambda parts, x: parts[0](x, x, x, need_weights=False)[0], nn.MultiheadAttention(16, 2)),
+        torch.zeros(7, 2, 16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["float32", "bf16", "fp16", "accumulate", "fused"])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_take_what_real_ones_take(name: str, how: str) -> None:
+    torch.manual_seed(0)
+    module, x = MODULES[name]()
+    given = recipe(
+        x,
+        loss=lambda y: y.square().mean(),
+        optimizer=torch.optim.AdamW,
+        precision=how if how in ("float32", "bf16", "fp16") else "float32",
+        accumulate=3 if how == "accumulate" else 1,
+        variant=Variant(optimizer="fused" if how == "fused" else "auto"),
+    )
+    found = run(module, given, sums_in_place=False)
+    assert figures(found) == figures(run(copy.deepcopy(module), replace(given, real=True), sums_in_place=False))
+
+
+def test_a_module_is_left_as_it_was() -> None:
+    module = mlp().eval()
+    before = copy.deepcopy(module.state_dict())
+    fp.eager_memory(module, torch.zeros(8, 12), loss="mean", optimizer=torch.optim.AdamW)
+    assert not module.training and all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+    assert all(each.grad is None for each in module.parameters())
+
+
+def test_a_module_on_meta_has_no_bytes_at_all() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(*(nn.Linear(1 << 14, 1 << 14) for _ in range(8)))
+    eager = fp.eager_memory(module, torch.zeros(1, 1 << 14, device="meta"), loss="mean", optimizer=torch.optim.AdamW)
+    assert eager.peak > 4 * 8 * 4 * (1 << 28)
+
+
+def test_gradients_are_summed_in_place_as_the_profiler_sees() -> None:
+    """Beside the CPU's own allocator: a mode that looks on would have gradients summed in new tensors."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    module = Called(lambda parts, x: (lambda y: (y * 2.0 + y * 3.0 + y * 5.0).mean())(parts[0](x)), nn.Linear(64, 64))
+    x = torch.randn(128, 64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        loss = module(x)
+        with record_function("backward pass"):
+            loss.backward()
+    events = sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns())
+    now = most = 0
+    for event in events:
+        if event.name() == "backward pass":
+            most = now
+        elif event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    unseen, watched = (run(module, recipe(x, loss=lambda y: y), each).phases for each in (True, False))
+    assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops
+    assert watched[3].most - unseen[3].most == 128 * 64 * 4
+
+
+def test_on_a_card() -> None:
+    """A mask of one byte an element for dropout, autocast as on cards, attention by the flash kernel."""
+    x = torch.zeros(2, 128, 64)
+    dropped = fp.eager_memory(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)), x, loss="mean", target="cuda:h100")
+    mask = [block.nbytes for block in dropped.memory.blocks if "native_dropout" in block.name]
+    assert sorted(mask)[:1] == [2 * 128 * 64] and dropped.replayed[-1].reserved > 0
+    module = Called(lambda parts, x: parts[0](x, x, x, need_weights=False)[0], nn.MultiheadAttention(64, 4))
+    flash, math = (
+        fp.eager_memory(module, x, loss="mean", target="cuda:h100", precision="bf16", attention=each)
+        for each in ("auto", "math")
+    )
+    names = {block.name for block in flash.memory.blocks}
+    assert any("_scaled_dot_product_flash_attention" in name for name in names)
+    assert flash.peak < math.peak
+    norm = fp.eager_memory(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), x, loss="sum", target="cuda:h100",
+                           precision="bf16")  # fmt: skip
+    assert {block.nbytes for block in norm.memory.blocks if block.name == "1: native_layer_norm"} == {
+        2 * 128 * 64 * 4, 2 * 128 * 4
+    }  # fmt: skip
+
+
+def test_what_is_refused() -> None:
+    def refused(match: str, **given: Any) -> None:
+        module = given.pop("module", mlp())
+        with pytest.raises(UsageError, match=match):
+            fp.eager_memory(module, torch.zeros(8, 12), **given)
+
+    refused("give loss=", optimizer=torch.optim.AdamW)
+    refused("as it is written", loss="mean", relu="new")
+    refused("attn_implementation", loss="mean", attention="eager")
+    refused("known in PyTorch", loss="triplet_margin")
+    refused("not known here", loss="mean", optimizer=fp.optim.LAMB())
+    refused("give 1 or more", loss="mean", accumulate=0)
+    refused("give a torch.nn.Module", loss="mean", module=3)
+    refused("on the CPU", loss="mean", real=True, target="cuda:h100")
+
+
+def test_code_that_asks_for_weights_is_named() -> None:
+    module = Called(lambda parts, x: parts[0](x) if parts[0].weight.sum() > 0 else x, nn.Linear(4, 4))
+    with pytest.raises(UnsupportedError, match=r"test_at_hand\.py:\d+: .* depends on weights.*real=True"):
+        fp.eager_memory(module, torch.zeros(2, 4), loss="mean")
+    assert fp.eager_memory(module, torch.zeros(2, 4), loss="mean", real=True).peak > 0
+
+
+def test_a_forward_pass_alone() -> None:
+    eager = fp.eager_memory(mlp(), torch.zeros(8, 12), grad="off")
+    assert [phase.name for phase in eager.phases] == ["inputs", "model", "forward", "forward", "forward"]
