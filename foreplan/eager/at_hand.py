@@ -66,7 +66,9 @@ def eager_memory(
         raise UsageError(f"module: give a torch.nn.Module, not {type(module).__name__}")
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
     if others:
-        raise UsageError(f"{others[0]}: a module at hand is run as it is written: write it so, and leave the option out")
+        raise UsageError(
+            f"{others[0]}: a module at hand is run as it is written: write it so, and leave the option out"
+        )
     if chosen.attention == "eager":
         raise UsageError(
             "attention=eager: a module at hand is run as it is written: build it so, in transformers with "
@@ -76,7 +78,9 @@ def eager_memory(
     if real and cuda:
         raise UsageError("real: real tensors are on the CPU; leave it out, or say device='cpu'")
     if chosen.attention != "auto" and not cuda:
-        raise UsageError(f"attention={chosen.attention}: on a CPU PyTorch has one kernel; say device='cuda', or leave it out")
+        raise UsageError(
+            f"attention={chosen.attention}: on a CPU PyTorch has one kernel; say device='cuda', or leave it out"
+        )
     choice("precision", precision, PRECISIONS)
     if accumulate < 1:
         raise UsageError(f"accumulate: {accumulate} calls of the module in a step: give 1 or more")

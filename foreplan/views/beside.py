@@ -14,6 +14,7 @@ from foreplan.planner.problem import Role
 from foreplan.units import format_bytes
 from foreplan.views.memory import Memory
 
+
 @dataclass(frozen=True)
 class Beside:
     """PyTorch's step and the plan.

@@ -69,7 +69,9 @@ def test_a_small_network_by_hand() -> None:
     at_peak = {str(use): nbytes for use, nbytes in eager.at_peak.items()}
     assert at_peak["parameters"] == at_peak["optimizer state"] == weights and at_peak["inputs"] == inputs
     assert sum(eager.at_peak.values()) == sum(eager.parts().values()) == eager.peak
-    assert {block.name for block in eager.memory.blocks} >= {"1: relu", "0: mm", "0.weight", "0.weight.grad"} - {"0: mm"}
+    assert {block.name for block in eager.memory.blocks} >= {"1: relu", "0: mm", "0.weight", "0.weight.grad"} - {
+        "0: mm"
+    }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,11 +117,13 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 @pytest.mark.parametrize("how", ["float32", "bf16", "fp16", "accumulate", "fused"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_take_what_real_ones_take(name: str, how: str) -> None:
+    if (name, how) == ("lstm", "fp16"):
+        pytest.skip("oneDNN has no recurrent layer in float16")
     torch.manual_seed(0)
     module, x = MODULES[name]()
     given = recipe(
         x,
-        loss=lambda y: y.square().mean(),
+        loss=lambda y: y.float().square().mean() * 1e-3,  # scaled gradients are finite in fp16
         optimizer=torch.optim.AdamW,
         precision=how if how in ("float32", "bf16", "fp16") else "float32",
         accumulate=3 if how == "accumulate" else 1,
@@ -205,7 +209,7 @@ def test_what_is_refused() -> None:
 
 
 def test_code_that_asks_for_weights_is_named() -> None:
-    module = Called(lambda parts, x: parts[0](x) if parts[0].weight.sum() > 0 else x, nn.Linear(4, 4))
+    module = Called(lambda parts, x: parts[0](x) if parts[0].weight.sum() > 0 else -parts[0](x), nn.Linear(4, 4))
     with pytest.raises(UnsupportedError, match=r"test_at_hand\.py:\d+: .* depends on weights.*real=True"):
         fp.eager_memory(module, torch.zeros(2, 4), loss="mean")
     assert fp.eager_memory(module, torch.zeros(2, 4), loss="mean", real=True).peak > 0

@@ -5,59 +5,60 @@ References: `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, `attention.c
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 _NARROW = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256  # of the flash kernel
+_asked = ["auto"]  # the kernels that are asked for; the last one counts
 
 
-class CardAttention(TorchFunctionMode):
-    """Calls a card's kernels for `F.scaled_dot_product_attention`.
+@cache
+def attention_on_card() -> torch.library.Library:
+    """A card's attention for the device in PyTorch's place for further ones; once in a process, as long as it lasts."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+    return library
 
-    Args:
-        which: `flash`, `efficient` or `math`; `auto`: as PyTorch chooses.
-    """
 
-    def __init__(self, which: str) -> None:
-        super().__init__()
-        self.which = which
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _attention(self.which, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+@contextmanager
+def attention_by(which: str) -> Iterator[None]:
+    """While a kernel is asked for: `flash`, `efficient` or `math`; `auto`: PyTorch chooses."""
+    _asked.append(which)
+    try:
+        yield
+    finally:
+        _asked.pop()
 
 
 def _attention(
-    which: str,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """The result of attention, of [batch, heads, tokens, head] each."""
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-        if attn_mask is not None and attn_mask.is_floating_point():
-            attn_mask = attn_mask.to(dtype)
-    chosen = _chosen(query, key, value, attn_mask, enable_gqa) if which == "auto" else which
+    chosen = _asked[-1]
+    if chosen == "auto":
+        chosen = _chosen(query, key, value, attn_mask, enable_gqa)
     if chosen == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     if chosen == "efficient":
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return F.scaled_dot_product_attention(
+    return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    )[0]
 
 
 def _chosen(
@@ -69,8 +70,8 @@ def _chosen(
         return "math"
     if query.dtype in _NARROW and mask is None and len(sizes) == 1 and max(sizes) <= _LARGEST_HEAD:
         return "flash"
-    unaligned = max(sizes) % (8 if query.dtype in _NARROW else 4)
-    return "math" if grouped or unaligned or (mask is not None and mask.requires_grad) else "efficient"
+    unaligned = any(size % (8 if query.dtype in _NARROW else 4) for size in sizes)
+    return "math" if grouped or unaligned else "efficient"
 
 
 def _flash(
@@ -95,13 +96,11 @@ def _efficient(
     scale: float | None,
     grouped: bool,
 ) -> torch.Tensor:
-    """A mask of truth values becomes one of numbers, and is filled up to a multiple of 16 keys."""
+    """A mask is filled up to a multiple of 16 keys."""
     if grouped:
         times = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(times, -3) for x in (key, value))
     if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
         keys = mask.shape[-1]
         if keys % 16:
             mask = F.pad(mask, (0, 16 - keys % 16))[..., :keys]

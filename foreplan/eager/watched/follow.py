@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foreplan.eager.storage import Memory, Use
+from foreplan.eager.watched.kernels import as_kernels_give
 from foreplan.eager.watched.known import Known
 from foreplan.eager.watched.paths import Paths
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-_LAYER_NORM = torch.ops.aten.native_layer_norm.default
 _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
 Counts = tuple[int, int]  # references to a tensor, and to its storage
 
@@ -59,9 +59,10 @@ class Follow(TorchDispatchMode):
                 _ADD_IN_PLACE(*args)
                 return args[0]
         kwargs = kwargs or {}
-        result = func(*args, **kwargs) if self.known is None else self.known.call(func, args, kwargs)
-        if func is _LAYER_NORM and self.known is not None:
-            result = _statistics(args, result)
+        if self.known is None:
+            result = func(*args, **kwargs)
+        else:
+            result = as_kernels_give(func, args, self.known.call(func, args, kwargs))
         self.paths.mark(self.memory)
         name = func.overloadpacket.__name__
         for value in tree_iter((args, kwargs, result)):
@@ -117,16 +118,6 @@ def _nodes(loss: torch.Tensor) -> Iterator[Any]:
         new = [each for each, _ in node.next_functions if each not in seen]
         seen.update(new)
         todo += new
-
-
-def _statistics(args: Any, result: Any) -> Any:
-    """The results of a layer norm as its kernels have them: mean and deviation are float32 on a card, and where weights
-    are wider than the input. PyTorch's description of it has the input's type.
-    """
-    x, _, weight = args[:3]
-    if x.device.type == "cpu" and (weight is None or weight.dtype == x.dtype):
-        return result
-    return (result[0], *(torch.empty_like(each, dtype=torch.float32) for each in result[1:]))
 
 
 def _counts(tensor: torch.Tensor) -> Counts:

@@ -16,6 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from foreplan.eager.watched.attention import attention_on_card
+from foreplan.eager.watched.autocast import autocast_on
 from foreplan.eager.watched.known import Known
 from foreplan.errors import UnsupportedError
 
@@ -46,6 +48,8 @@ def imagined_card() -> str:
             "count this step in a process that does not import it, or with device='cpu'"
         )
     backends._setup_privateuseone_for_python_backend(_CARD, backend_module=Module())
+    autocast_on(_CARD)
+    attention_on_card()
     return _CARD
 
 

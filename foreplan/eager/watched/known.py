@@ -106,7 +106,9 @@ class Known:
         found: list[Any] = []
         for index in args[1]:
             if isinstance(index, FakeTensor) and index.dtype == torch.bool and index in self._real:
-                found += [self._made(each, index.device) for each in self._real[index].nonzero(as_tuple=True)]
+                with unset_fake_temporarily():
+                    places = self._real[index].nonzero(as_tuple=True)
+                found += [self._made(each, index.device) for each in places]
             else:
                 found.append(index)
         return args[0], found

@@ -17,8 +17,8 @@ import foreplan.eager
 from foreplan.eager.step import ITERATIONS, Eager, Phase
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
-from foreplan.eager.watched.attention import CardAttention
-from foreplan.eager.watched.autocast import autocast_on, casts_of_weights
+from foreplan.eager.watched.attention import attention_by
+from foreplan.eager.watched.autocast import casts_of_weights
 from foreplan.eager.watched.follow import Follow
 from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
@@ -82,9 +82,7 @@ class _Held:
 class _Loop:
     """The user's program."""
 
-    def __init__(
-        self, module: torch.nn.Module, recipe: Recipe, imagined: Imagined | None, sums_in_place: bool
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, recipe: Recipe, imagined: Imagined | None, sums_in_place: bool) -> None:
         self.module, self.recipe, self.variant = module, recipe, recipe.variant
         self.device = "cpu" if imagined is None else imagined.device
         self.example, self.kwargs = recipe.example, dict(recipe.kwargs)
@@ -126,9 +124,8 @@ class _Loop:
                 optimizer = self.optimizer(parameters)
                 scaler = torch.amp.GradScaler(self.device) if self.recipe.precision == "fp16" else None
                 if self.device != "cpu":
-                    autocast_on(self.device)
                     stack.enter_context(casts_of_weights())
-                    stack.enter_context(CardAttention(self.variant.attention))
+                    stack.enter_context(attention_by(self.variant.attention))
                     stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # no thread of that device
                 stack.enter_context(self.paths.noted())
                 stack.enter_context(self.follow)
