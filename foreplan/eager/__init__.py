@@ -11,14 +11,15 @@ optimizers   what optimizers keep, and what their steps hold for a moment
 variant      what may differ from one user to the next
 workspace    what a convolution takes for its own duration, and who says it
 step         three steps in a row, phase by phase
-table        the same for people and programs
+result       the same for people and programs
 allocator    the caching allocator of cards, replayed
 at_hand      the step of a PyTorch module at hand, by PyTorch itself
 watched/     how that is run and followed
 """
 
 from foreplan.eager.at_hand import eager_memory
-from foreplan.eager.step import Eager, Phase, as_pytorch
+from foreplan.eager.result import Eager, Phase
+from foreplan.eager.step import as_pytorch
 from foreplan.eager.variant import Variant, variant_options
 from foreplan.eager.workspace import Workspaces
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreplan.arguments import choice
-from foreplan.eager.step import Eager
+from foreplan.eager.result import Eager
 from foreplan.eager.variant import Variant
 from foreplan.errors import UsageError
 
@@ -30,8 +30,8 @@ def eager_memory(
     """The bytes of live tensors in a training step of a PyTorch module, phase by phase; print it.
 
     PyTorch runs the module's own forward pass, its backward pass and the optimizer, three steps in a row, on tensors
-    without bytes, which the module has until this returns. No weight is read or changed, and nothing is computed but small tensors that the code
-    asks for, such as masks. So checkpoints, hooks and shared weights count as they are written.
+    without bytes, which the module has until this returns. No weight is read or changed, and nothing is computed but
+    small tensors that the code asks for, such as masks. Checkpoints, hooks and shared weights count as written.
 
     Args:
         module: as it is trained; frozen parameters stay so.
@@ -45,8 +45,8 @@ def eager_memory(
             `GradScaler` scales the loss.
         accumulate: calls of the module in a step, each with an example of its own; the loss is divided by it.
         target: "cpu", or a card, such as "cuda:h100".
-        real: run the module itself, with real tensors on the CPU: for code that asks for values which depend on weights.
-            It takes the memory and the time of the steps, and its random numbers; weights are trained.
+        real: run the module on real tensors, on the CPU: for code that asks for values which depend on weights. It
+            takes the memory and the time of the steps, and draws random numbers; weights are trained.
         variant: the rest of what may differ from one user to the next, such as `zero="keep"`: see
             `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gradients` and `results`
             are not for it.

@@ -2,134 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from foreplan.eager.allocator import Replayed, replayed
 from foreplan.eager.attached import LOSSES, known_loss
 from foreplan.eager.autograd import Tape
 from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
-from foreplan.eager.storage import Block, Memory, Tensor, Use
-from foreplan.eager.table import json_of, remarks_of, rows_of, table_of
+from foreplan.eager.result import Eager, Phase
+from foreplan.eager.storage import Memory, Tensor, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
-from foreplan.units import format_bytes
 
 ITERATIONS = 3
 _CUBLAS = ("the workspace of cuBLAS is not counted",)
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Bytes of live tensors.
-
-    Attributes:
-        name: of the phase that has ended.
-        iteration: of the loop, from 1; 0 before it.
-        live: at its end.
-        most: the most of them within it.
-        end: the number of events until then.
-    """
-
-    name: str
-    iteration: int
-    live: int
-    most: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Eager:
-    """A step as PyTorch runs it.
-
-    Attributes:
-        phases: in order.
-        memory: all blocks and events until the last phase ends.
-        variant: how the training loop is written.
-        cuda: whether it runs on a card.
-        notes: what is not counted, for people.
-    """
-
-    phases: tuple[Phase, ...]
-    memory: Memory
-    variant: Variant
-    cuda: bool
-    notes: tuple[str, ...] = ()
-
-    @cached_property
-    def largest_workspace(self) -> Block | None:
-        """The largest workspace of a convolution; None: no convolution takes one."""
-        found = [block for block in self.memory.blocks if block.use is Use.WORKSPACE]
-        return max(found, key=lambda block: block.nbytes, default=None)
-
-    @property
-    def peak(self) -> int:
-        """The most bytes of the last iteration: the steady state."""
-        return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
-
-    @cached_property
-    def alive_at_peak(self) -> tuple[Block, ...]:
-        """The blocks that are alive at the peak."""
-        begin = max((phase.end for phase in self.phases if phase.iteration < self.phases[-1].iteration), default=0)
-        events, blocks, live = self.memory.events, self.memory.blocks, 0
-        high, end = -1, 0
-        for i, event in enumerate(events):
-            live += blocks[event].nbytes if event >= 0 else -blocks[~event].nbytes
-            if i >= begin and live > high:
-                high, end = live, i + 1
-        alive = dict.fromkeys(event for event in events[:end] if event >= 0)
-        for event in events[:end]:
-            if event < 0:
-                del alive[~event]
-        return tuple(blocks[event] for event in alive)
-
-    @cached_property
-    def at_peak(self) -> dict[Use, int]:
-        """Bytes at the peak, by what they are; the most first."""
-        found: Counter[Use] = Counter()
-        for block in self.alive_at_peak:
-            found[block.use] += block.nbytes
-        return dict(found.most_common())
-
-    def parts(self, depth: int = 1) -> dict[str, int]:
-        """Bytes at the peak by part of the model, such as `layers.0`; the most first.
-
-        Args:
-            depth: how many names of the path of a part count.
-        """
-        found: Counter[str] = Counter()
-        for block in self.alive_at_peak:
-            path = block.name.partition(":")[0] if block.use is not Use.INPUT else ""
-            found[".".join(path.replace("/", ".").split(".")[:depth])] += block.nbytes
-        return dict(found.most_common())
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for programs, in bytes."""
-        return json_of(self, rows_of(self, {}))
-
-    def __str__(self) -> str:
-        filled = ", ".join(f"{use} {format_bytes(nbytes)}" for use, nbytes in self.at_peak.items())
-        lines = [
-            *table_of(self, rows_of(self, {}), beside=False),
-            "",
-            f"peak of PyTorch's live tensors {format_bytes(self.peak)}: {filled}",
-            *remarks_of(self),
-        ]
-        return "\n".join(lines) + "\n"
-
-    @cached_property
-    def replayed(self) -> tuple[Replayed, ...]:
-        """What the caching allocator of a card has after each phase."""
-        return replayed(self.memory, [phase.end for phase in self.phases])
 
 
 def as_pytorch(

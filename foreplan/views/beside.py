@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from foreplan.eager import Eager
-from foreplan.eager.table import Row, json_of, remarks_of, rows_of, table_of
+from foreplan.eager.result import Row, json_of, remarks_of, rows_of, table_of
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.planner.problem import Role

@@ -15,62 +15,19 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
 _KEY = "AutocastPrivateUse1"
-_LOWER = frozenset(
-    [
-        "_convolution",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_tbc",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "convolution",
-        "prelu",
-        "addmm",
-        "addmv",
-        "addr",
-        "matmul",
-        "einsum",
-        "mm",
-        "mv",
-        "linalg_vecdot",
-        "linear",
-        "addbmm",
-        "baddbmm",
-        "bmm",
-        "chain_matmul",
-        "linalg_multi_dot",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "_scaled_dot_product_flash_attention",
-        "scaled_dot_product_attention",
-    ]
-)
-_WIDE_RESULT = frozenset(
-    ["prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum"]
-)
-_WIDEST = frozenset(
-    [
-        "addcdiv",
-        "addcmul",
-        "atan2",
-        "bilinear",
-        "cross",
-        "dot",
-        "vdot",
-        "grid_sampler",
-        "index_put",
-        "tensordot",
-        "scatter_add",
-        "stack",
-        "cat",
-    ]
-)
+_LOWER = """
+_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu addmm
+addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
+_thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+scaled_dot_product_attention
+"""
+_WIDE_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add stack cat"
+_HOW = {
+    name: how
+    for how, names in (("lower", _LOWER), ("wide result", _WIDE_RESULT), ("widest", _WIDEST))
+    for name in names.split()
+}  # all others: float32
 _weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # casts of weights, as long as the outermost region runs
 
 
@@ -99,16 +56,16 @@ def _kernel(op: Any, name: str, device: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             dtypes = [each.dtype for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
-            if name in _WIDE_RESULT:
+            if _HOW.get(name) == "wide result":
                 given = dict(zip((each.name for each in op._schema.arguments), args)) | kwargs
                 narrow = dtypes[0] in (torch.float16, torch.bfloat16)
                 if narrow and given.get("dtype") is None and "dtype" in {each.name for each in op._schema.arguments}:
                     given["dtype"] = torch.float32
                 return op(**given)
             dtype = torch.float32
-            if name in _LOWER:
+            if _HOW.get(name) == "lower":
                 dtype = torch.get_autocast_dtype(device)
-            elif name in _WIDEST and torch.float32 not in dtypes:
+            elif _HOW.get(name) == "widest" and torch.float32 not in dtypes:
                 return op(*args, **kwargs)
             args, kwargs = tree_map_only(
                 torch.Tensor, lambda each: _cast(each, dtype) if eligible(each) else each, (args, kwargs)
@@ -140,7 +97,7 @@ def casts_of_weights() -> Iterator[None]:
         _weights.clear()
         theirs()
 
-    torch.clear_autocast_cache = clear  # type: ignore[assignment]
+    torch.clear_autocast_cache = clear
     try:
         yield
     finally:

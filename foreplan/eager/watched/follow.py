@@ -54,10 +54,9 @@ class Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
-        if self.delivers and func is _ADD and self.alone is not None and _counts(args[0]) == self.alone:
-            if args[0].dtype == args[1].dtype and _IS_DENSE(args[0]):
-                _ADD_IN_PLACE(*args)
-                return args[0]
+        if func is _ADD and self.delivers and self.alone is not None and self.may_overwrite(*args):
+            _ADD_IN_PLACE(*args)
+            return args[0]
         kwargs = kwargs or {}
         if self.known is None:
             result = func(*args, **kwargs)
@@ -69,6 +68,11 @@ class Follow(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self.count(value, name)
         return result
+
+    def may_overwrite(self, gradient: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether PyTorch's engine, which alone holds a gradient, would add another one to it in place."""
+        alone = _counts(gradient) == self.alone
+        return alone and gradient.dtype == other.dtype and bool(_IS_DENSE(gradient))
 
     def count(self, tensor: torch.Tensor, name: str) -> None:
         """Count the storage of a tensor, unless it is counted already."""
@@ -122,7 +126,7 @@ def _nodes(loss: torch.Tensor) -> Iterator[Any]:
 
 def _counts(tensor: torch.Tensor) -> Counts:
     """How many refer to a tensor, and to its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 class _Count(TorchDispatchMode):

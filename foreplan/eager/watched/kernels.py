@@ -1,4 +1,4 @@
-"""What kernels give where PyTorch's description of them, by which tensors without bytes are made, says something else."""
+"""What kernels give where PyTorch's description of them, which makes tensors without bytes, says something else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Values of tensors that have no bytes, where they depend on nothing but what the user gave: code may ask for them.
 
-A model asks whether a mask hides anything, or for the largest index. Such tensors are small. Beside each there is a real
-one, with which every op on known tensors runs too.
+A model asks whether a mask hides anything, or for the largest index. Such tensors are small. Beside each there is a
+real one, with which every op on known tensors runs too.
 """
 
 from __future__ import annotations

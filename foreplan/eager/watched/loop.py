@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_iter
 
 import foreplan.eager
-from foreplan.eager.step import ITERATIONS, Eager, Phase
+from foreplan.eager.result import Eager, Phase
+from foreplan.eager.step import ITERATIONS
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import attention_by
@@ -22,8 +23,9 @@ from foreplan.eager.watched.autocast import casts_of_weights
 from foreplan.eager.watched.follow import Follow
 from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
-from foreplan.eager.watched.recipe import inputs_of, loss_of, optimizer_of
+from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
 from foreplan.errors import UnsupportedError, UsageError
+from foreplan.frontend.losses import Loss
 
 _DTYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ASKS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -87,7 +89,10 @@ class _Loop:
         self.device = "cpu" if imagined is None else imagined.device
         self.example, self.kwargs = recipe.example, dict(recipe.kwargs)
         self.loss_inputs: Any = recipe.loss_inputs
-        self.loss, named = (None, None) if recipe.loss is None else loss_of(recipe.loss)
+        self.loss: LossOf | None = None
+        named: type[Loss] | None = None
+        if recipe.loss is not None:
+            self.loss, named = loss_of(recipe.loss)
         if imagined is not None:
             self.example, self.kwargs = imagined.inputs((self.example, self.kwargs))
             self.loss_inputs = imagined.inputs(self.loss_inputs)
@@ -227,8 +232,8 @@ class _Loop:
         found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if found is None and self.variant.grad == "on":
             raise UsageError(
-                f"{type(self.module).__name__} gives no loss: give loss=, a function of its output, or labels among its "
-                "inputs; grad='off' counts a forward pass alone"
+                f"{type(self.module).__name__} gives no loss: give loss=, a function of its output, or labels among "
+                "its inputs; grad='off' counts a forward pass alone"
             )
         return found
 
@@ -285,8 +290,8 @@ def _of_values(module: torch.nn.Module) -> Iterator[None]:
         yield
     except _ASKS as error:
         raise UnsupportedError(
-            f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only a real "
-            "step has: real=True runs one, and takes its memory and its time"
+            f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only a "
+            "real step has: real=True runs one, and takes its memory and its time"
         ) from error
 
 

@@ -56,9 +56,9 @@ class Paths:
             memory.node = self.running[-1]
             memory.use = Use.ACTIVATION
             if torch.is_grad_enabled():
-                self.makers[torch.autograd._get_sequence_nr() - 1] = memory.node  # type: ignore[attr-defined]
+                self.makers[torch.autograd._get_sequence_nr() - 1] = memory.node
         elif node is not None:
-            memory.node = self.makers.get(node._sequence_nr(), "")  # type: ignore[attr-defined]
+            memory.node = self.makers.get(node._sequence_nr(), "")
             memory.use = Use.GRADIENT
         else:
             memory.node = ""

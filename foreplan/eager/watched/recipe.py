@@ -45,9 +45,10 @@ def loss_of(loss: Any) -> tuple[LossOf, type[Loss] | None]:
     Raises:
         UsageError: PyTorch's form of a loss of foreplan's is not known here.
     """
-    found = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if type(found) in _LOSSES:
-        return _LOSSES[type(found)], type(found)
+    found: Any = LOSSES.get(loss) if isinstance(loss, str) else loss
+    kind: type[Loss] = type(found)
+    if kind in _LOSSES:
+        return _LOSSES[kind], kind
     if callable(found) and not isinstance(found, Loss):
         return found, None
     known = ", ".join(name for name, each in LOSSES.items() if type(each) in _LOSSES)
