@@ -35,8 +35,8 @@ from foreplan.version import VERSION
 if TYPE_CHECKING:
     from foreplan import models, planner
     from foreplan.api import compile, differentiate, evaluation, inference, micro_batches, plan, verify
+    from foreplan.at_hand import eager_memory
     from foreplan.compiled import Compiled, load_plan
-    from foreplan.eager import eager_memory
     from foreplan.frontend import from_onnx, losses, metrics, nn, scan, spec, trace
     from foreplan.frontend.nn import custom_gradient, gradient, stop_gradient, straight_through
     from foreplan.modules import from_torch
@@ -51,7 +51,7 @@ _HOME = {
     "Compiled": "foreplan.compiled",
     "compile": "foreplan.api",
     "differentiate": "foreplan.api",
-    "eager_memory": "foreplan.eager",
+    "eager_memory": "foreplan.at_hand",
     "evaluation": "foreplan.api",
     "frozen": "foreplan.passes.choose_trained",
     "inference": "foreplan.api",

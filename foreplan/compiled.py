@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import flag, instance, path_of
-from foreplan.errors import TargetError, UsageError
+from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower.exchanges import check_waits
 from foreplan.lower.program import HOST, Program
@@ -279,7 +279,8 @@ class Compiled:
             UsageError: no such option; or this is a plan file, has micro-batches, or another precision than float32.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
-        from foreplan.eager import Variant, Workspaces, as_pytorch
+        from foreplan.at_hand import workspaces_on
+        from foreplan.eager import Variant, as_pytorch
         from foreplan.passes import choose_trained
         from foreplan.views.beside import Beside
 
@@ -293,10 +294,8 @@ class Compiled:
                 "as PyTorch, a step is counted in float32 and without micro-batches: leave both options out"
             )
         graph = choose_trained(self.model, options.selection)
-        cuda = chosen.on(self.program.target)
-        workspaces = Workspaces(chosen.limit)
-        if cuda and chosen.limit != 0:
-            workspaces.library, workspaces.missing = _convolutions(self.program.target, chosen.tf32 == "on")
+        workspaces = workspaces_on(self.program.target, chosen)
+        cuda = workspaces is not None
         eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda, workspaces=workspaces)
         return Beside(eager, self.program, self.plan)
 
@@ -361,19 +360,6 @@ def _step(step: Compiled, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Progra
 
     made = step_of(step, shapes)
     return made.program, made.plan
-
-
-def _convolutions(target: str, tf32: bool) -> tuple[Any, str]:
-    """The library of convolutions on a target's card, and why there is none."""
-    from foreplan.lower.targets import engine_info
-
-    engine = engine_info(target)
-    if not engine.on_card:
-        return None, f"the target {target} names no card to ask it for, as cuda:h100 does"
-    try:
-        return engine.module("workspaces").asked(target, tf32), ""
-    except TargetError as error:
-        return None, str(error)
 
 
 def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str | Path | None = None) -> Compiled:

@@ -13,14 +13,12 @@ workspace    what a convolution takes for its own duration, and who says it
 step         three steps in a row, phase by phase
 result       the same for people and programs
 allocator    the caching allocator of cards, replayed
-at_hand      the step of a PyTorch module at hand, by PyTorch itself
-watched/     how that is run and followed
+watched/     the step of a PyTorch module at hand, run by PyTorch itself
 """
 
-from foreplan.eager.at_hand import eager_memory
 from foreplan.eager.result import Eager, Phase
 from foreplan.eager.step import as_pytorch
 from foreplan.eager.variant import Variant, variant_options
 from foreplan.eager.workspace import Workspaces
 
-__all__ = ["Eager", "Phase", "Variant", "Workspaces", "as_pytorch", "eager_memory", "variant_options"]
+__all__ = ["Eager", "Phase", "Variant", "Workspaces", "as_pytorch", "variant_options"]

@@ -19,7 +19,7 @@ from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
 
 ITERATIONS = 3
-_CUBLAS = ("the workspace of cuBLAS is not counted",)
+CUBLAS = "the workspace of cuBLAS is not counted"
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
 
 
@@ -91,7 +91,7 @@ class _Loop:
             self.iteration(iteration, stepper, stored, inputs, target)
         memory = Memory(list(tape.memory.blocks), tape.memory.events[: self.phases[-1].end])
         del tracked
-        notes = (*tape.workspaces.notes, *_CUBLAS) if tape.cuda else ()
+        notes = (*tape.workspaces.notes, CUBLAS) if tape.cuda else ()
         notes += not_counted(self.optimizer)
         return Eager(tuple(self.phases), memory, self.variant, tape.cuda, notes)
 

@@ -45,7 +45,7 @@ class Called(nn.Module):
 
 
 def recipe(*example: Any, **given: Any) -> Recipe:
-    start = Recipe(example, {}, lambda y: y.sum(), None, None, "float32", 1, Variant(), False, False)
+    start = Recipe(example, {}, lambda y: y.sum(), None, None, "float32", 1, Variant(), None, False)
     return replace(start, **given)
 
 

@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foreplan.eager.storage import Memory, Use
+from foreplan.eager.watched.convolutions import workspaces_of
 from foreplan.eager.watched.kernels import as_kernels_give
 from foreplan.eager.watched.known import Known
 from foreplan.eager.watched.paths import Paths
+from foreplan.eager.workspace import Workspaces
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -42,10 +44,20 @@ class Follow(TorchDispatchMode):
         known: values of tensors; None: all tensors are real.
         paths: which part of the module runs.
         sums_in_place: whether gradients are added in place where PyTorch does so, beside which nothing looks on.
+        workspaces: who says what convolutions take; None: nothing, on a processor.
     """
 
-    def __init__(self, memory: Memory, device: str, known: Known | None, paths: Paths, sums_in_place: bool) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        device: str,
+        known: Known | None,
+        paths: Paths,
+        sums_in_place: bool,
+        workspaces: Workspaces | None = None,
+    ) -> None:
         super().__init__()
+        self.workspaces = workspaces
         self.memory, self.device, self.known, self.paths = memory, device, known, paths
         self.alone = _counts_of_one_owner() if sums_in_place else None
         self.indices = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
@@ -64,9 +76,17 @@ class Follow(TorchDispatchMode):
             result = as_kernels_give(func, args, self.known.call(func, args, kwargs))
         self.paths.mark(self.memory)
         name = func.overloadpacket.__name__
-        for value in tree_iter((args, kwargs, result)):
+        for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
                 self.count(value, name)
+        results = list(tree_iter(result))
+        asked = {} if self.workspaces is None else workspaces_of(self.workspaces, func, args, results, self.memory.node)
+        for i, value in enumerate(results):
+            if isinstance(value, torch.Tensor):
+                self.count(value, name)
+            if i in asked:
+                self.memory.use = Use.WORKSPACE
+                self.memory.give_back(self.memory.take(*asked[i]))
         return result
 
     def may_overwrite(self, gradient: torch.Tensor, other: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 
 import foreplan.eager
 from foreplan.eager.result import Eager, Phase
-from foreplan.eager.step import ITERATIONS
+from foreplan.eager.step import CUBLAS, ITERATIONS
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import attention_by
@@ -24,6 +24,7 @@ from foreplan.eager.watched.follow import Follow
 from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
 from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
+from foreplan.eager.workspace import Workspaces
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend.losses import Loss
 
@@ -43,7 +44,7 @@ class Recipe:
         precision: float32, or that of autocast.
         accumulate: calls of the module in a step.
         variant: the rest of what may differ.
-        cuda: whether it runs on a card.
+        workspaces: what convolutions take on a card; None: it runs on a processor.
         real: whether real tensors are taken.
     """
 
@@ -55,7 +56,7 @@ class Recipe:
     precision: str
     accumulate: int
     variant: Variant
-    cuda: bool
+    workspaces: Workspaces | None
     real: bool
 
 
@@ -64,11 +65,13 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
 
     Raises:
         UnsupportedError: its code asks for a value that only a real step has; names the line.
-        UsageError: there is no loss, or an option is not for it.
+        UsageError: this is no module, there is no loss, or an option is not for it.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"module: give a torch.nn.Module, not {type(module).__name__}")
     if recipe.real:
         return _Loop(module, recipe, None, sums_in_place).run()
-    imagined = Imagined(imagined_card() if recipe.cuda else "cpu")
+    imagined = Imagined("cpu" if recipe.workspaces is None else imagined_card())
     with imagined.mode, told_real(), imagined.module(module):
         return _Loop(module, recipe, imagined, sums_in_place).run()
 
@@ -103,7 +106,7 @@ class _Loop:
         self.named = named is not None
         self.memory, self.paths = Memory(), Paths(module)
         known = None if imagined is None else imagined.known
-        self.follow = Follow(self.memory, self.device, known, self.paths, sums_in_place)
+        self.follow = Follow(self.memory, self.device, known, self.paths, sums_in_place, recipe.workspaces)
         self.phases: list[Phase] = []
         self.held = _Held()
 
@@ -142,7 +145,15 @@ class _Loop:
             self.module.train(was)
             if self.recipe.real:
                 self.module.zero_grad()
-        return Eager(tuple(self.phases), memory, self.variant, self.device != "cpu")
+        return Eager(tuple(self.phases), memory, self.variant, self.device != "cpu", self.notes())
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not counted of a card, for people."""
+        if self.recipe.workspaces is None:
+            return ()
+        recurrent = any(isinstance(part, torch.nn.RNNBase) for part in self.module.modules())
+        cells = "recurrent layers are counted as PyTorch's own cells: what cuDNN keeps of them is not known here"
+        return (*self.recipe.workspaces.notes, *((cells,) if recurrent else ()), CUBLAS)
 
     def count_what_is_there(self) -> None:
         """Inputs, and then the module's tensors."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreplan.arguments import choice
-from foreplan.eager.result import Eager
-from foreplan.eager.variant import Variant
-from foreplan.errors import UsageError
+from foreplan.eager import Eager, Variant, Workspaces
+from foreplan.errors import TargetError, UsageError
 
 PRECISIONS = ("float32", "bf16", "fp16")
 _OF_GRAPHS = ("gradients", "results", "relu", "checkpoint")
@@ -56,14 +55,10 @@ def eager_memory(
         UnsupportedError: code asks for a value that depends on weights; names the line.
     """
     try:
-        import torch
+        from foreplan.eager.watched.loop import Recipe, run
     except ImportError:
         raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
-    from foreplan.eager.watched.loop import Recipe, run
-
     chosen = Variant(**variant)
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"module: give a torch.nn.Module, not {type(module).__name__}")
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
     if others:
         raise UsageError(
@@ -74,7 +69,8 @@ def eager_memory(
             "attention=eager: a module at hand is run as it is written: build it so, in transformers with "
             'attn_implementation="eager"'
         )
-    cuda = chosen.on(target)
+    workspaces = workspaces_on(target, chosen)
+    cuda = workspaces is not None
     if real and cuda:
         raise UsageError("real: real tensors are on the CPU; leave it out, or say device='cpu'")
     if chosen.attention != "auto" and not cuda:
@@ -87,6 +83,26 @@ def eager_memory(
     given = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
     recipe = Recipe(
         example, kwargs or {}, loss, None if loss_inputs is None else given, optimizer, precision, accumulate, chosen,
-        cuda, real,
+        workspaces, real,
     )  # fmt: skip
     return run(module, recipe)
+
+
+def workspaces_on(target: str, variant: Variant) -> Workspaces | None:
+    """What convolutions take on the card that a step runs on, and who says it; None: it runs on a processor."""
+    if not variant.on(target):
+        return None
+    found = Workspaces(variant.limit)
+    if variant.limit == 0:
+        return found
+    from foreplan.lower.targets import engine_info
+
+    engine = engine_info(target)
+    if not engine.on_card:
+        found.missing = f"the target {target} names no card to ask it for, as cuda:h100 does"
+        return found
+    try:
+        found.library = engine.module("workspaces").asked(target, variant.tf32 == "on")
+    except TargetError as error:
+        found.missing = str(error)
+    return found
