@@ -99,20 +99,21 @@ class _Loop:
         if imagined is not None:
             self.example, self.kwargs = imagined.inputs((self.example, self.kwargs))
             self.loss_inputs = imagined.inputs(self.loss_inputs)
-        if self.loss_inputs is None:
-            self.loss_inputs = () if named is None else self.made_up(named)
-        if imagined is not None:
-            imagined.done()
         self.named = named is not None
         self.memory, self.paths = Memory(), Paths(module)
         known = None if imagined is None else imagined.known
+        if self.loss_inputs is None:
+            follow = Follow(Memory(), self.device, known, self.paths, sums_in_place=False)
+            self.loss_inputs = () if named is None else self.made_up(named, follow)
+        if imagined is not None:
+            imagined.done()
         self.follow = Follow(self.memory, self.device, known, self.paths, sums_in_place, recipe.workspaces)
         self.phases: list[Phase] = []
         self.held = _Held()
 
-    def made_up(self, named: Any) -> tuple[torch.Tensor, ...]:
+    def made_up(self, named: type[Loss], follow: Follow) -> tuple[torch.Tensor, ...]:
         """Further inputs of a loss, of the form that the module's output has."""
-        with torch.no_grad(), _of_values(self.module):
+        with torch.no_grad(), _of_values(self.module), follow:
             return inputs_of(named, _first(self.module(*self.example, **self.kwargs)))
 
     @property
