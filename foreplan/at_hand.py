@@ -10,7 +10,7 @@ from foreplan.eager import Eager, Variant, Workspaces
 from foreplan.errors import TargetError, UsageError
 
 PRECISIONS = ("float32", "bf16", "fp16")
-_OF_GRAPHS = ("gradients", "results", "relu", "checkpoint")
+_OF_GRAPHS = ("gradients", "results", "relu", "checkpoint", "gelu")
 
 
 def eager_memory(

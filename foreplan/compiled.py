@@ -281,7 +281,7 @@ class Compiled:
         """
         from foreplan.at_hand import workspaces_on
         from foreplan.eager import Variant, as_pytorch
-        from foreplan.passes import choose_trained
+        from foreplan.passes import choose_trained, fuse_attention
         from foreplan.views.beside import Beside
 
         chosen, options = Variant(**variant), self.options
@@ -294,6 +294,8 @@ class Compiled:
                 "as PyTorch, a step is counted in float32 and without micro-batches: leave both options out"
             )
         graph = choose_trained(self.model, options.selection)
+        if chosen.attention != "eager":
+            graph = fuse_attention(graph, least=0)
         workspaces = workspaces_on(self.program.target, chosen)
         cuda = workspaces is not None
         eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda, workspaces=workspaces)

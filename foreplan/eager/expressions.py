@@ -10,7 +10,7 @@ from typing import TypeAlias
 from foreplan.eager.autograd import Tape
 from foreplan.eager.rules import elementwise as ops
 from foreplan.eager.storage import Tensor
-from foreplan.graph.types import BOOL, DTYPES, FLOAT32
+from foreplan.graph.types import BOOL, DTYPES, FLOAT32, DType
 from foreplan.ops import expr as ex
 from foreplan.ops.expr import Arg, Call, Const, Expr
 
@@ -45,6 +45,7 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
         operands: a0, a1, …
         in_place: a ReLU may write over its input.
     """
+    text = bare(text, *(operand.dtype for operand in operands))
     if (name := activation(text)) is not None:
         x = operands[0]
         history = tape.records and x.needs_grad  # hardtanh saves what it takes: in place, that is a copy of its input
@@ -53,6 +54,15 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
     if isinstance(found, Tensor):
         return found
     return tape.new(operands[0].shape if operands else (), FLOAT32, "full")
+
+
+@lru_cache(maxsize=4096)
+def bare(text: str, *dtypes: DType) -> str:
+    """An expression without a cast of all of it to the type that all operands have already."""
+    expr = ex.parse_expr(text)
+    if isinstance(expr, Call) and {dtype.name for dtype in dtypes} == {expr.function}:
+        return str(expr.args[0])
+    return text
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import Any
 from foreplan.eager import expressions
 from foreplan.eager.autograd import Recomputed, Tape
 from foreplan.eager.modules import SUM, Group, Module, is_linear, is_map, text_of
-from foreplan.eager.rules import contraction, elementwise, layers, losses, shape
+from foreplan.eager.rules import attention, contraction, elementwise, layers, losses, shape
 from foreplan.eager.storage import Tensor
 from foreplan.errors import UnsupportedError
 from foreplan.graph import Kind, Node, Value
@@ -103,13 +103,19 @@ class Run:
 
     def group(self, node: Node, group: Group) -> Tensor:
         """Nodes that are one op of PyTorch's."""
+        op: Any
         x, *weights = (self.values[value] for value in group.inputs)
+        if group.op == "attention":
+            k, v, *mask = weights
+            return _attended(self, node.op, x, k, v, mask[0] if mask else None)
+        if group.op == "same":
+            return x
         if group.op == "group_norm":
             (groups,) = (each.inputs[0].shape[1] for each in group.nodes if each.op.name == "layer_norm")
             return layers.group_norm(self.tape, x, weights[0], weights[1], groups)
         if group.op != "biased":
             return elementwise.unary(self.tape, group.op, x)
-        op: Any = group.nodes[0].op
+        op = group.nodes[0].op
         if op.name == "matmul":
             return contraction.linear(self.tape, x, weights[0], weights[1])
         return contraction.convolution(self.tape, x, weights[0], weights[1], op, node.outputs[0].shape)
@@ -181,8 +187,12 @@ def _attention(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
     mask = x[3] if len(x) > 3 else None
     if op.heads_last:
         q, k, v = (shape.permute(run.tape, each, (0, 2, 1, 3)) for each in (q, k, v))
-    result = layers.attention(run.tape, q, k, v, mask)
-    return [shape.permute(run.tape, result, (0, 2, 1, 3)) if op.heads_last else result]
+    return [_attended(run, op, q, k, v, mask)]
+
+
+def _attended(run: Run, op: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    result = attention.attention(run.tape, run.module.attention, q, k, v, mask, op.causal)
+    return shape.permute(run.tape, result, (0, 2, 1, 3)) if op.heads_last else result
 
 
 def _gather(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -27,7 +27,8 @@ class Group:
 
     Attributes:
         nodes: those before the last.
-        op: the name of an activation; `group_norm`; or `biased`: a linear layer or a transposed convolution.
+        op: the name of an activation; `group_norm`; `attention`, of keys and values with fewer heads; `same`: its
+            input; or `biased`: a linear layer or a transposed convolution.
         inputs: what it reads.
     """
 
@@ -45,6 +46,7 @@ class Module:
         readers: how many nodes and holders read each value.
         groups: by their last node.
         splits: of each node that cuts: all cuts that lie side by side in the same tensor, and the axis.
+        attention: its kernel, as `Variant` has it.
         in_place: whether ReLUs write over their input where they may, as most users have it.
         parts: all nodes in order, cut where a checkpointed part begins or ends, each with that part's name or none.
     """
@@ -53,15 +55,24 @@ class Module:
     readers: Counter[Value]
     groups: Mapping[Node, Group]
     splits: Mapping[Node, tuple[int, tuple[Node, ...]]]
+    attention: str
     in_place: bool
     parts: tuple[tuple[str, tuple[Node, ...]], ...]
 
     @classmethod
-    def of(cls, graph: Graph, in_place: bool = True, checkpoint: Iterable[str] = ()) -> Module:
+    def of(
+        cls,
+        graph: Graph,
+        in_place: bool = True,
+        checkpoint: Iterable[str] = (),
+        attention: str = "auto",
+        gelu: str = "auto",
+    ) -> Module:
         """Of a model's graph.
 
         Args:
             checkpoint: names of parts of the model, or patterns.
+            attention, gelu: as `Variant` has them.
 
         Raises:
             UsageError: a name that means nothing, or a part that is not one stretch of the model.
@@ -69,8 +80,15 @@ class Module:
         readers = Counter(value for node in graph.nodes for value in dict.fromkeys(node.inputs))
         results = [*graph.outputs.values(), *(() if graph.loss is None else (graph.loss,))]
         readers.update([*results, *graph.inputs, *graph.stored])  # which the caller and the module hold
-        groups = {**_activations(graph, readers), **_biases(graph, readers), **_group_norms(graph, readers)}
-        return cls(graph, readers, groups, _splits(graph), in_place, _parts(graph, tuple(checkpoint)))
+        groups = {
+            **_activations(graph, readers, gelu),
+            **_biases(graph, readers),
+            **_group_norms(graph, readers),
+            **_few_heads(graph, readers),
+            **_guards(graph),
+        }
+        parts = _parts(graph, tuple(checkpoint))
+        return cls(graph, readers, groups, _splits(graph), attention, in_place, parts)
 
     @cached_property
     def inner(self) -> frozenset[Node]:
@@ -96,8 +114,10 @@ def _parts(graph: Graph, entries: tuple[str, ...]) -> tuple[tuple[str, tuple[Nod
     return tuple(runs)
 
 
-def _activations(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
-    """Maps that are an activation together, as ONNX files have GELU."""
+def _activations(graph: Graph, readers: Counter[Value], gelu: str) -> dict[Node, Group]:
+    """Maps that are an activation together, as ONNX files have GELU. One with a power is a model's own, which is run
+    as it is written.
+    """
     found: dict[Node, Group] = {}
     taken: set[Node] = set()
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -114,10 +134,76 @@ def _activations(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
             expr, values = _substituted(expr, values, last)
             inner.append(last)
             name = expressions.known_as(expr)
+            own = gelu == "parts" or (gelu == "auto" and any(_has_power(each) for each in inner))
+            if name == "gelu" and own:
+                break
             if name is not None and len(values) == 1 and _is_closed(graph, readers, inner):
                 found[node] = Group(tuple(inner[1:]), name, tuple(values))
                 taken.update(inner)
                 break
+    return found
+
+
+def _has_power(node: Node) -> bool:
+    return "**" in text_of(node) or "pow" in text_of(node)
+
+
+def _few_heads(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
+    """Attention whose keys and values are repeated for groups of heads, which PyTorch's kernels do by themselves."""
+    found = {}
+    for node in graph.nodes:
+        if node.op.name != "attention":
+            continue
+        inputs, inner = list(node.inputs), []
+        for i in (1, 2):
+            chain: list[Node] = []
+            value = inputs[i]
+            for name in ("reshape", "broadcast", "reshape"):
+                made = graph.producer.get(value)
+                if made is None or made.op.name != name or readers[value] != 1:
+                    break
+                chain.append(made)
+                value = made.inputs[0]
+            if len(chain) == 3 and len(value.shape) == 4 and _repeats(value, chain[1], inputs[i]):
+                inputs[i] = value
+                inner += chain
+        if inner:
+            found[node] = Group(tuple(inner), "attention", tuple(inputs))
+    return found
+
+
+def _repeats(few: Value, wide: Node, many: Value) -> bool:
+    """Whether each head of [batch, heads, tokens, depth] is repeated, side by side."""
+    batch, heads, tokens, depth = few.shape
+    copies = many.shape[1] // heads
+    return wide.outputs[0].shape == (batch, heads, copies, tokens, depth) and many.shape == (
+        batch, heads * copies, tokens, depth
+    )  # fmt: skip
+
+
+def _guards(graph: Graph) -> dict[Node, Group]:
+    """Probabilities that are NaN set to 0, as PyTorch's exporter writes attention, which has no such op."""
+    found = {}
+    for node in graph.nodes:
+        inner: tuple[Node, ...] = ()
+        if not is_map(node):
+            continue
+        if text_of(node) == "where(isnan(a0), 0.0, a0)":
+            softmax = graph.producer.get(node.inputs[0])
+        elif text_of(node) == "where(a0, 0.0, a1)":
+            asked, softmax = (graph.producer.get(value) for value in node.inputs)
+            if (
+                asked is None
+                or not is_map(asked)
+                or text_of(asked) != "isnan(a0)"
+                or asked.inputs[0] is not node.inputs[1]
+            ):
+                continue
+            inner = (asked,)
+        else:
+            continue
+        if softmax is not None and softmax.op.name == "softmax":
+            found[node] = Group(inner, "same", softmax.outputs)
     return found
 
 
@@ -137,8 +223,7 @@ def is_map(node: Node) -> bool:
 def text_of(node: Node) -> str:
     """The expression of a map."""
     op: Any = node.op
-    text: str = op.exprs[0]
-    return text
+    return expressions.bare(op.exprs[0], *(value.dtype for value in node.inputs))
 
 
 def _substituted(expr: Expr, values: list[Value], node: Node) -> tuple[Expr, list[Value]]:

@@ -57,7 +57,7 @@ class _Loop:
     def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape) -> None:
         self.variant, self.optimizer, self.tape = variant, optimizer, tape
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
-        self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint)
+        self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint, variant.attention, variant.gelu)
         self.phases: list[Phase] = []
         self.kept: list[Tensor] = []
         self.outputs: list[Tensor] = []

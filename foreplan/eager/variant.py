@@ -22,6 +22,7 @@ _CHOICES = {
     "relu": ("in_place", "new"),
     "optimizer": ("auto", "foreach", "fused", "loop"),
     "attention": ("auto", "flash", "efficient", "math", "eager"),
+    "gelu": ("auto", "fused", "parts"),
     "device": ("auto", "cpu", "cuda"),
     "tf32": ("on", "off"),
 }
@@ -46,6 +47,8 @@ class Variant:
         attention: the kernel of `F.scaled_dot_product_attention`: flash, efficient, or math, which writes it out; auto:
             as PyTorch chooses on the device. eager: all attention of the model is written out by its author, as
             `attn_implementation="eager"` of transformers.
+        gelu: `F.gelu` (fused), or written out by the model's author (parts), as `gelu_new` of transformers; auto: parts
+            where it is written with a power, as that one is.
         device: cpu or cuda; auto: that of the target.
         checkpoint: parts of the model within `torch.utils.checkpoint`: names as for `compile`.
         workspace: what a convolution takes for its own duration: the first choice of cuDNN (free), or its first choice
@@ -63,6 +66,7 @@ class Variant:
     relu: str = "in_place"
     optimizer: str = "auto"
     attention: str = "auto"
+    gelu: str = "auto"
     device: str = "auto"
     checkpoint: Iterable[str] = ()
     workspace: int | str = FREE

@@ -26,6 +26,7 @@ LESS_FAR = -1e3  # its exponential is 0 only beside a score that is not as far
 HEADS_AND_POSITIONS = (0, 2, 1, 3)  # exchanged
 MOST_MAPS, MOST_TERMS = 64, 16  # between a product and its softmax, and that are added to the scores
 WITHOUT_NAN = Map(("where(isnan(a0), 0.0, a0)",))
+CHOSEN_WITHOUT_NAN, IS_NAN = Map(("where(a0, 0.0, a1)",)), Map(("isnan(a0)",))
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class _Attention:
     leaves: tuple[Value, ...]
 
 
-def fuse_attention(graph: Graph) -> Graph:
+def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
     """Let `attention` take the place of softmax(scale · q·kᵀ + mask)·v that is written out, as in most ONNX files.
 
     The scale may stand anywhere, on either side of the product. A mask is a term that maps add to scores, or a number
@@ -98,10 +99,10 @@ def fuse_attention(graph: Graph) -> Graph:
 
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
     key (all its scores are -inf, or below -3e38) gives zeros, and one whose scores are NaN gives NaN. Only where nobody
-    else reads scores or probabilities, which have at least `SCORE_BYTES`; not with dropout between them.
+    else reads scores or probabilities, which have at least `least` bytes (None: `SCORE_BYTES`); not with dropout between.
     """
-    known = Known(graph, KNOWN_BYTES)
-    found = [each for node in graph.nodes if (each := _attention_at(graph, known, node)) is not None]
+    known, least = Known(graph, KNOWN_BYTES), SCORE_BYTES if least is None else least
+    found = [each for node in graph.nodes if (each := _attention_at(graph, known, node, least)) is not None]
     if not found:
         return graph
     inner = {node for each in found for node in each.inner}
@@ -109,18 +110,16 @@ def fuse_attention(graph: Graph) -> Graph:
     return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
 
 
-def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
+def _attention_at(graph: Graph, known: Known, last: Node, least: int) -> _Attention | None:
     """The attention whose last product this is."""
     if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
         return None
-    softmax, guard = graph.producer.get(last.inputs[0]), list[Node]()
-    if softmax is not None and softmax.op == WITHOUT_NAN:
-        guard, softmax = [softmax], graph.producer.get(softmax.inputs[0])
+    softmax, guard = _guarded(graph, last.inputs[0])
     rank = len(last.inputs[0].shape)
     if softmax is None or not isinstance(softmax.op, Softmax) or softmax.op.axis != rank - 1 or rank not in (3, 4):
         return None
-    alone = all(_is_alone(graph, value) for value in (softmax.outputs[0], last.inputs[0]))
-    if not alone or last.inputs[0].type.nbytes < SCORE_BYTES:
+    alone = _is_alone(graph, last.inputs[0]) and set(graph.readers[softmax.outputs[0]]) <= {*guard, last}
+    if not alone or softmax.outputs[0] in graph.returned or last.inputs[0].type.nbytes < least:
         return None
     leaves: list[Value] = []
     inner = [softmax]
@@ -135,6 +134,20 @@ def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
         if scores is not None:
             return _checked(graph, known, last, product, scores, leaves, [*inner, *guard, product])
     return None
+
+
+def _guarded(graph: Graph, value: Value) -> tuple[Node | None, list[Node]]:
+    """What makes probabilities, and what sets those that are NaN to 0: one map, or two as an exporter writes them."""
+    made = graph.producer.get(value)
+    if made is None or not isinstance(made.op, Map):
+        return made, []
+    if made.op == WITHOUT_NAN:
+        return graph.producer.get(made.inputs[0]), [made]
+    if made.op == CHOSEN_WITHOUT_NAN:
+        asked = graph.producer.get(made.inputs[0])
+        if asked is not None and asked.op == IS_NAN and asked.inputs[0] is made.inputs[1]:
+            return graph.producer.get(made.inputs[1]), [made, asked]
+    return made, []
 
 
 def _is_alone(graph: Graph, value: Value) -> bool:

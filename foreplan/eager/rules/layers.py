@@ -133,35 +133,6 @@ def cumsum(tape: Tape, x: Tensor) -> Tensor:
     return result
 
 
-def attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """`F.scaled_dot_product_attention` of [batch, heads, tokens, depth], float32: the flash kernel of CPUs, the
-    memory-efficient one of cards. Operands, result and one number a query are saved.
-    """
-    batch, heads, tokens, _ = q.shape
-    shape = (batch, heads, tokens, v.shape[-1])
-    result = tape.new(shape, q.dtype, "attention", _tokens_first(shape))
-    sums = tape.new((batch, heads, -(-tokens // 32) * 32 if tape.cuda else tokens), FLOAT32, "log-sum-exp")
-    saved = (q, k, v, result, sums, *(() if mask is None else (mask,)))
-    tape.record((q, k, v), (result,), _attention_backward, saved)
-    return result
-
-
-def _tokens_first(shape: Shape) -> tuple[int, ...]:
-    """[batch, heads, tokens, depth] as it lies when the heads of a token lie side by side."""
-    _, heads, tokens, depth = shape
-    return (heads * tokens * depth, depth, heads * depth, 1)
-
-
-def _attention_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
-    given = []
-    for x in saved[:3]:
-        assert x is not None
-        given.append(tape.new(x.shape, x.dtype, "gradient of an operand", _tokens_first(x.shape)))
-    return given
-
-
 def embedding(tape: Tape, table: Tensor, indices: Tensor) -> Tensor:
     """`F.embedding`: the indices are saved; the gradient of the table is dense."""
     result = tape.new((*indices.shape, *table.shape[1:]), table.dtype, "embedding")
