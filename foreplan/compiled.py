@@ -276,7 +276,7 @@ class Compiled:
                 `foreplan.eager.Variant`.
 
         Raises:
-            UsageError: no such option; or this is a plan file, has micro-batches, or another precision than float32.
+            UsageError: no such option; or this is a plan file, for several ranks, or in another precision than float32.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
         from foreplan.at_hand import workspaces_on
@@ -289,16 +289,24 @@ class Compiled:
             raise UsageError(
                 "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
             )
-        if self.update is not None or options.precision != "float32":
+        if options.precision != "float32":
             raise UsageError(
-                "as PyTorch, a step is counted in float32 and without micro-batches: leave both options out"
+                "as PyTorch, the step of a graph is counted in float32: leave the precision out, or give the module itself "
+                "to fp.eager_memory"
+            )
+        if options.ranks > 1:
+            raise UsageError(
+                "as PyTorch, a step is counted for one process, without the buckets of DDP and the parts of FSDP: leave "
+                "ranks out, and give the batch of one rank"
             )
         graph = choose_trained(self.model, options.selection)
         if chosen.attention != "eager":
             graph = fuse_attention(graph, least=0)
         workspaces = workspaces_on(self.program.target, chosen)
         cuda = workspaces is not None
-        eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda, workspaces=workspaces)
+        eager = as_pytorch(
+            graph, options.loss, options.optimizer, chosen, cuda, accumulate=self.accumulate, workspaces=workspaces
+        )
         return Beside(eager, self.program, self.plan)
 
     def estimate(self) -> dict[str, Any]:

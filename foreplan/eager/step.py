@@ -11,6 +11,7 @@ from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
 from foreplan.eager.result import Eager, Phase
+from foreplan.eager.rules.elementwise import unary
 from foreplan.eager.storage import Memory, Tensor, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
@@ -30,6 +31,7 @@ def as_pytorch(
     variant: Variant,
     cuda: bool = False,
     *,
+    accumulate: int = 1,
     workspaces: Workspaces | None = None,
     watched: bool = False,
 ) -> Eager:
@@ -39,6 +41,7 @@ def as_pytorch(
         graph: the model, as it was traced or imported.
         loss, optimizer: as `compile` takes them.
         cuda: whether it runs on a card.
+        accumulate: forward and backward passes in a step, each of a batch as the model's; the loss is divided by it.
         workspaces: what convolutions take; None: what the variant says, where no library can be asked.
         watched: as a `TorchDispatchMode` sees it, beside which PyTorch sums gradients in new tensors.
 
@@ -48,14 +51,16 @@ def as_pytorch(
     """
     tape = Tape(cuda=cuda, sums_in_place=not watched, keeps=variant.gradients == "kept")
     tape.workspaces = workspaces or Workspaces(variant.limit)
-    return _Loop(graph, loss, optimizer, variant, tape).run()
+    return _Loop(graph, loss, optimizer, variant, tape, accumulate).run()
 
 
 class _Loop:
     """The user's program."""
 
-    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape) -> None:
-        self.variant, self.optimizer, self.tape = variant, optimizer, tape
+    def __init__(
+        self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape, accumulate: int
+    ) -> None:
+        self.variant, self.optimizer, self.tape, self.accumulate = variant, optimizer, tape, accumulate
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint, variant.attention, variant.gelu)
         self.phases: list[Phase] = []
@@ -107,13 +112,21 @@ class _Loop:
         if stepper is not None:
             stepper.zero_grad(self.variant.zero == "none")
             self.tape.memory.mark()
-        loss = self.forward(stored, inputs, target)
-        self.mark("forward", number)
-        if loss is None or not self.trains:
-            return
-        if self.variant.grad == "on":
+        for call in range(self.accumulate):
+            loss = self.forward(stored, inputs, target)
+            if call == 0:
+                self.mark("forward", number)
+            if loss is None or not self.trains:
+                return
+            if self.variant.grad != "on":
+                continue
+            if self.accumulate > 1:
+                loss = unary(self.tape, "div_scalar", loss)
             self.tape.backward(loss)
-            self.mark("backward", number)
+            if call == 0:
+                self.mark("backward", number)
+        if self.accumulate > 1:
+            self.mark("micro_batches", number)
         if stepper is not None:
             stepper.step()
             self.results.clear()

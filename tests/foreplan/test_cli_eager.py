@@ -52,6 +52,15 @@ def test_inference_as_pytorch() -> None:
     assert [row["phase"] for row in figures["phases"]] == ["inputs", "model", *["forward"] * 3]
 
 
+def test_micro_batches_as_pytorch() -> None:
+    """Gradients are kept from the first on, and the next ones are added to them."""
+    figures = answer("estimate", MODEL, "--accumulate", 3, "--as", "pytorch")["pytorch"]
+    assert [row["phase"] for row in figures["phases"][-4:]] == ["forward", "backward", "micro_batches", "step"]
+    alone = answer("estimate", MODEL, "--as", "pytorch")["pytorch"]
+    weights = 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
+    assert figures["phases"][4]["most"] - alone["phases"][2]["most"] >= weights
+
+
 def test_wrong_variants() -> None:
     def told(*arguments: object) -> str:
         return foreplan("estimate", MODEL, *arguments, code=2).stderr
@@ -62,7 +71,8 @@ def test_wrong_variants() -> None:
     assert "zero" in told("--as", "pytorch:zero=maybe")
     assert "'free'" in told("--as", "pytorch:workspace=much")
     assert "--as pytorch" in told("--snapshot", "x.pickle")
-    assert "micro-batches" in told("--as", "pytorch", "--accumulate", 2)
+    assert "fp.eager_memory" in told("--as", "pytorch", "--precision", "bf16")
+    assert "the batch of one rank" in told("--as", "pytorch", "--ranks", 2)
 
 
 def test_a_plan_file_has_no_model(tmp_path: Path) -> None:
