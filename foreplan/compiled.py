@@ -291,13 +291,13 @@ class Compiled:
             )
         if options.precision != "float32":
             raise UsageError(
-                "as PyTorch, the step of a graph is counted in float32: leave the precision out, or give the module itself "
-                "to fp.eager_memory"
+                "as PyTorch, the step of a graph is counted in float32: leave the precision out, or give the module "
+                "itself to fp.eager_memory"
             )
-        if options.ranks > 1:
+        if options.ranks > 1 and (chosen.parallel != "ddp" or options.shard != "none" or options.tensor > 1):
             raise UsageError(
-                "as PyTorch, a step is counted for one process, without the buckets of DDP and the parts of FSDP: leave "
-                "ranks out, and give the batch of one rank"
+                "as PyTorch, one process is counted, or one of several within DistributedDataParallel, whose weights "
+                "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank"
             )
         graph = choose_trained(self.model, options.selection)
         if chosen.attention != "eager":

@@ -41,10 +41,10 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 @click.option(
     "--as",
     "framework",
-    metavar="pytorch[:KEY=VALUE]",
-    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
-    "say how the training loop is written. For a card, cuDNN is asked how much workspace convolutions take; "
-    "workspace=SIZE limits it.",
+    metavar="pytorch|ddp[:KEY=VALUE]",
+    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; ddp: within "
+    "DistributedDataParallel. Options such as zero=keep say how the training loop is written. For a card, cuDNN is "
+    "asked how much workspace convolutions take; workspace=SIZE limits it.",
 )
 @click.option(
     "--snapshot",

@@ -11,6 +11,7 @@ optimizers   what optimizers keep, and what their steps hold for a moment
 variant      what may differ from one user to the next
 workspace    what a convolution takes for its own duration, and who says it
 step         three steps in a row, phase by phase
+ddp          what DistributedDataParallel keeps beside a step
 result       the same for people and programs
 allocator    the caching allocator of cards, replayed
 watched/     the step of a PyTorch module at hand, run by PyTorch itself

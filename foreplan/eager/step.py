@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from foreplan.eager.attached import LOSSES, known_loss
-from foreplan.eager.autograd import Tape
+from foreplan.eager.autograd import UINT8, Tape
+from foreplan.eager.ddp import buckets
 from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
@@ -57,9 +59,7 @@ def as_pytorch(
 class _Loop:
     """The user's program."""
 
-    def __init__(
-        self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape, accumulate: int
-    ) -> None:
+    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape, accumulate: int) -> None:
         self.variant, self.optimizer, self.tape, self.accumulate = variant, optimizer, tape, accumulate
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint, variant.attention, variant.gelu)
@@ -83,8 +83,11 @@ class _Loop:
         stored = self.made(graph.stored, Use.BUFFER)
         norms = [node for node in graph.nodes if node.op.name == "batch_norm"]
         tracked = [self.one(f"{node.name}.num_batches_tracked", (), INT64, Use.BUFFER) for node in norms]
-        self.mark("model", 0)
         parameters = [tensor for value, tensor in stored.items() if value.kind is Kind.PARAMETER]
+        if self.trains and self.variant.parallel == "ddp":
+            sizes = buckets((math.prod(each.shape) * each.dtype.itemsize, each.dtype.name) for each in parameters)
+            tracked += [self.one("bucket", (nbytes,), UINT8, Use.BUCKET) for nbytes in sizes]
+        self.mark("model", 0)
         for parameter in parameters:
             parameter.trained = True
         stepper = None

@@ -27,6 +27,7 @@ class Use(StrEnum):
     GRADIENT = "gradients of activations"
     TEMPORARY = "temporaries"
     WORKSPACE = "workspaces of convolutions"
+    BUCKET = "buckets of gradients"
 
 
 @dataclass(frozen=True, slots=True)

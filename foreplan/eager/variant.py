@@ -10,7 +10,7 @@ from foreplan.arguments import choice, names_in
 from foreplan.errors import UsageError
 from foreplan.units import parse_bytes
 
-FRAMEWORKS = ("pytorch",)
+FRAMEWORKS = ("pytorch", "ddp")
 FREE = "free"  # without a limit
 _CHOICES = {
     "zero": ("none", "keep"),
@@ -25,6 +25,7 @@ _CHOICES = {
     "gelu": ("auto", "fused", "parts"),
     "device": ("auto", "cpu", "cuda"),
     "tf32": ("on", "off"),
+    "parallel": ("none", "ddp"),
 }
 
 
@@ -55,6 +56,7 @@ class Variant:
             within a size. Where cuDNN cannot be asked, free counts none, and of a size each gradient of a convolution
             takes all. It is asked for the target's card, if it is installed.
         tf32: whether cuDNN may round float32 to TensorFloat-32 (`cudnn.allow_tf32`), by which it chooses other engines.
+        parallel: one process (none), or one of several within `DistributedDataParallel` (ddp), with a batch of its own.
     """
 
     zero: str = "none"
@@ -71,6 +73,7 @@ class Variant:
     checkpoint: Iterable[str] = ()
     workspace: int | str = FREE
     tf32: str = "on"
+    parallel: str = "none"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -93,15 +96,16 @@ class Variant:
 
 
 def variant_options(text: str) -> dict[str, Any]:
-    """The options of `Variant` that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` gives.
+    """The options of `Variant` that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` gives; `ddp` is
+    `pytorch:parallel=ddp`.
 
     Raises:
         UsageError: there is no such framework or no such option, or one is given twice.
     """
     name, _, rest = text.partition(":")
-    choice("--as", name.strip(), FRAMEWORKS)
+    framework = choice("--as", name.strip(), FRAMEWORKS)
     known = [each.name for each in fields(Variant)]
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if framework == "pytorch" else {"parallel": framework}
     for part in rest.split(",") if rest else ():
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals or key not in known:

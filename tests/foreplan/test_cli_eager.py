@@ -61,6 +61,15 @@ def test_micro_batches_as_pytorch() -> None:
     assert figures["phases"][4]["most"] - alone["phases"][2]["most"] >= weights
 
 
+def test_buckets_of_ddp() -> None:
+    """All gradients lie in buckets once more, beside `.grad`."""
+    weights = 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
+    alone, one = (answer("estimate", MODEL, *how)["pytorch"] for how in (("--as", "pytorch"), ("--as", "ddp")))
+    of_two = answer("estimate", MODEL, "--as", "ddp", "--ranks", 2)["pytorch"]
+    assert one["peak_bytes"] == of_two["peak_bytes"] == alone["peak_bytes"] + weights
+    assert of_two["at_peak"]["buckets of gradients"] == weights
+
+
 def test_wrong_variants() -> None:
     def told(*arguments: object) -> str:
         return foreplan("estimate", MODEL, *arguments, code=2).stderr
@@ -72,7 +81,8 @@ def test_wrong_variants() -> None:
     assert "'free'" in told("--as", "pytorch:workspace=much")
     assert "--as pytorch" in told("--snapshot", "x.pickle")
     assert "fp.eager_memory" in told("--as", "pytorch", "--precision", "bf16")
-    assert "the batch of one rank" in told("--as", "pytorch", "--ranks", 2)
+    assert "say --as ddp" in told("--as", "pytorch", "--ranks", 2)
+    assert "say --as ddp" in told("--as", "ddp", "--ranks", 2, "--shard", "parameters")
 
 
 def test_a_plan_file_has_no_model(tmp_path: Path) -> None:

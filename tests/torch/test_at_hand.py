@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,35 @@ def test_on_a_card() -> None:
     assert {block.nbytes for block in norm.memory.blocks if block.name == "1: native_layer_norm"} == {
         2 * 128 * 64 * 4, 2 * 128 * 4
     }  # fmt: skip
+
+
+def test_buckets_of_ddp(tmp_path: Path) -> None:
+    """Those that PyTorch itself makes, for a group of one process."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tests.torch.alive import Alive
+
+    module, x = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3))), torch.zeros(2, 600)
+    alone, within = (fp.eager_memory(module, x, loss="mean", parallel=each) for each in ("none", "ddp"))
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        alive = Alive()
+        for parameter in module.parameters():
+            alive.count(parameter)
+        before = alive.now
+        with alive:
+            parallel = DistributedDataParallel(module)
+            parallel(x).mean().backward()
+            for parameter in module.parameters():
+                parameter.grad = None
+        kept = alive.now - before - x.nbytes
+    finally:
+        distributed.destroy_process_group()
+    assert within.peak - alone.peak == sum(each.nbytes for each in module.parameters())
+    assert within.peak - alone.peak == pytest.approx(kept, rel=0.01)
 
 
 def test_what_is_refused() -> None:

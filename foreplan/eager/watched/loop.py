@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_iter
 
 import foreplan.eager
+from foreplan.eager.ddp import buckets
 from foreplan.eager.result import Eager, Phase
 from foreplan.eager.step import CUBLAS, ITERATIONS
 from foreplan.eager.storage import Memory, Use
@@ -169,6 +170,11 @@ class _Loop:
             self.memory.use = use
             for name, tensor in named:
                 self.follow.count(tensor, name)
+        if self.trains and self.variant.parallel == "ddp":
+            self.memory.use = Use.BUCKET
+            trained = [each for each in self.module.parameters() if each.requires_grad]
+            for nbytes in buckets((each.nbytes, str(each.dtype)) for each in trained):
+                self.memory.take(nbytes, "bucket")
         self.mark("model", 0)
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
