@@ -37,16 +37,19 @@ _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "
 _WITH_NUMBER = {"mul": "mul_scalar", "div": "div_scalar", "max": "clamp_min", "min": "clamp_max", "pow": "pow"}
 
 
-def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = False) -> Tensor:
+def apply(
+    tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = False, written_out: str = ""
+) -> Tensor:
     """The result of one expression of a map.
 
     Args:
         text: the expression.
         operands: a0, a1, …
         in_place: a ReLU may write over its input.
+        written_out: the name of an activation that is run call by call.
     """
     text = bare(text, *(operand.dtype for operand in operands))
-    if (name := activation(text)) is not None:
+    if (name := activation(text)) is not None and name != written_out:
         x = operands[0]
         history = tape.records and x.needs_grad  # hardtanh saves what it takes: in place, that is a copy of its input
         return ops.unary(tape, name, x, in_place and (name == "relu" or (name == "hardtanh" and not history)))

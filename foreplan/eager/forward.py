@@ -136,7 +136,7 @@ Rule = Callable[[Run, Node, Sequence[Tensor]], Sequence[Tensor]]
 
 def _map(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
     op: Any = node.op
-    return [expressions.apply(run.tape, text, x, run.writes_over(node)) for text in op.exprs]
+    return [expressions.apply(run.tape, text, x, run.writes_over(node), run.module.written_out) for text in op.exprs]
 
 
 def _matmul(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:

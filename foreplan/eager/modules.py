@@ -47,6 +47,7 @@ class Module:
         groups: by their last node.
         splits: of each node that cuts: all cuts that lie side by side in the same tensor, and the axis.
         attention: its kernel, as `Variant` has it.
+        written_out: the name of an activation that is run call by call, as the model's author wrote it.
         in_place: whether ReLUs write over their input where they may, as most users have it.
         parts: all nodes in order, cut where a checkpointed part begins or ends, each with that part's name or none.
     """
@@ -56,6 +57,7 @@ class Module:
     groups: Mapping[Node, Group]
     splits: Mapping[Node, tuple[int, tuple[Node, ...]]]
     attention: str
+    written_out: str
     in_place: bool
     parts: tuple[tuple[str, tuple[Node, ...]], ...]
 
@@ -88,7 +90,8 @@ class Module:
             **_guards(graph),
         }
         parts = _parts(graph, tuple(checkpoint))
-        return cls(graph, readers, groups, _splits(graph), attention, in_place, parts)
+        written_out = "gelu" if gelu == "parts" else ""
+        return cls(graph, readers, groups, _splits(graph), attention, written_out, in_place, parts)
 
     @cached_property
     def inner(self) -> frozenset[Node]:

@@ -99,7 +99,7 @@ def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
 
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
     key (all its scores are -inf, or below -3e38) gives zeros, and one whose scores are NaN gives NaN. Only where nobody
-    else reads scores or probabilities, which have `least` bytes or more (None: `SCORE_BYTES`); not with dropout between.
+    else reads scores or probabilities, which have `least` bytes or more, or `SCORE_BYTES`; not with dropout between.
     """
     known, least = Known(graph, KNOWN_BYTES), SCORE_BYTES if least is None else least
     found = [each for node in graph.nodes if (each := _attention_at(graph, known, node, least)) is not None]

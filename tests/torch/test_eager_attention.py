@@ -1,4 +1,4 @@
-"""A step counted from a graph beside the module's own, with attention that PyTorch has one op for: transformers' nets."""
+"""A step counted from a graph beside the module's own, with attention that PyTorch has one op for."""
 
 from __future__ import annotations
 
