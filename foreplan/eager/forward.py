@@ -94,7 +94,7 @@ class Run:
         if rule is None:
             raise UnsupportedError(
                 f"{node.source or node.name}: what PyTorch saves for the op {node.op.name} is not known here, so a "
-                "step as PyTorch runs it cannot be counted"
+                "step as PyTorch runs it cannot be counted from a graph; fp.eager_memory counts that of a torch module"
             )
         results = rule(self, node, [self.values[value] for value in node.inputs])
         for value, result in zip(node.outputs, results):
