@@ -24,7 +24,7 @@ def eager_memory(
     accumulate: int = 1,
     target: str = "cpu",
     real: bool = False,
-    **variant: Any,
+    variant: Mapping[str, Any] | None = None,
 ) -> Eager:
     """The bytes of live tensors in a training step of a PyTorch module, phase by phase; print it.
 
@@ -46,9 +46,9 @@ def eager_memory(
         target: "cpu", or a card, such as "cuda:h100".
         real: run the module on real tensors, on the CPU: for code that asks for values which depend on weights. It
             takes the memory and the time of the steps, and draws random numbers; weights are trained.
-        variant: the rest of what may differ from one user to the next, such as `zero="keep"`: see
-            `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gradients` and `results`
-            are not for it.
+        variant: the rest of what may differ from one user to the next, such as `{"zero": "keep"}`: see
+            `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gelu`, `gradients` and
+            `results` are not for it.
 
     Raises:
         UsageError: an option that is none or not for a module, PyTorch is not installed, or there is no loss.
@@ -58,7 +58,7 @@ def eager_memory(
         from foreplan.eager.watched.loop import Recipe, run
     except ImportError:
         raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
-    chosen = Variant(**variant)
+    chosen = Variant(**(variant or {}))
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
     if others:
         raise UsageError(

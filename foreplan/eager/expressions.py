@@ -37,9 +37,7 @@ _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "
 _WITH_NUMBER = {"mul": "mul_scalar", "div": "div_scalar", "max": "clamp_min", "min": "clamp_max", "pow": "pow"}
 
 
-def apply(
-    tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = False, written_out: str = ""
-) -> Tensor:
+def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = False, written_out: str = "") -> Tensor:
     """The result of one expression of a map.
 
     Args:

@@ -5,6 +5,7 @@ another observer follows.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_on_a_card() -> None:
     assert sorted(mask)[:1] == [2 * 128 * 64] and dropped.replayed[-1].reserved > 0
     module = Called(lambda parts, x: parts[0](x, x, x, need_weights=False)[0], nn.MultiheadAttention(64, 4))
     flash, math = (
-        fp.eager_memory(module, x, loss="mean", target="cuda:h100", precision="bf16", attention=each)
+        fp.eager_memory(module, x, loss="mean", target="cuda:h100", precision="bf16", variant={"attention": each})
         for each in ("auto", "math")
     )
     names = {block.name for block in flash.memory.blocks}
@@ -208,7 +209,7 @@ def test_buckets_of_ddp(tmp_path: Path) -> None:
     from tests.torch.alive import Alive
 
     module, x = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3))), torch.zeros(2, 600)
-    alone, within = (fp.eager_memory(module, x, loss="mean", parallel=each) for each in ("none", "ddp"))
+    alone, within = (fp.eager_memory(module, x, loss="mean", variant={"parallel": each}) for each in ("none", "ddp"))
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
@@ -236,8 +237,8 @@ def test_what_is_refused() -> None:
             fp.eager_memory(module, torch.zeros(8, 12), **given)
 
     refused("give loss=", optimizer=torch.optim.AdamW)
-    refused("as it is written", loss="mean", relu="new")
-    refused("attn_implementation", loss="mean", attention="eager")
+    refused("as it is written", loss="mean", variant={"relu": "new"})
+    refused("attn_implementation", loss="mean", variant={"attention": "eager"})
     refused("known in PyTorch", loss="triplet_margin")
     refused("not known here", loss="mean", optimizer=fp.optim.LAMB())
     refused("give 1 or more", loss="mean", accumulate=0)
@@ -252,6 +253,12 @@ def test_code_that_asks_for_weights_is_named() -> None:
     assert fp.eager_memory(module, torch.zeros(2, 4), loss="mean", real=True).peak > 0
 
 
+def test_the_page_that_shows_it() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "beside-pytorch.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    exec(compile(example, page.name, "exec"), {})
+
+
 def test_a_forward_pass_alone() -> None:
-    eager = fp.eager_memory(mlp(), torch.zeros(8, 12), grad="off")
+    eager = fp.eager_memory(mlp(), torch.zeros(8, 12), variant={"grad": "off"})
     assert [phase.name for phase in eager.phases] == ["inputs", "model", "forward", "forward", "forward"]

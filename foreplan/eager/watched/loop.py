@@ -184,10 +184,14 @@ class _Loop:
         self.memory.use = Use.STATE
         with self.follow:
             optimizer = optimizer_of(self.recipe.optimizer)(parameters)
-        if (how := self.variant.optimizer) != "auto":
-            for group in optimizer.param_groups:
-                if "foreach" not in group or (how == "fused" and "fused" not in group):
-                    raise UsageError(f"optimizer={how}: {type(optimizer).__name__} has no such form: leave it out")
+        how = self.variant.optimizer
+        for group in optimizer.param_groups:
+            if how == "auto":  # PyTorch itself does not take tensors without bytes all at once
+                if self.device != "cpu" and group.get("foreach", True) is None and not group.get("fused"):
+                    group["foreach"] = True
+            elif "foreach" not in group or (how == "fused" and "fused" not in group):
+                raise UsageError(f"optimizer={how}: {type(optimizer).__name__} has no such form: leave it out")
+            else:
                 group.update(foreach=how == "foreach", fused=how == "fused")
         self.name_state(optimizer)
         return optimizer
@@ -251,7 +255,7 @@ class _Loop:
         if found is None and self.variant.grad == "on":
             raise UsageError(
                 f"{type(self.module).__name__} gives no loss: give loss=, a function of its output, or labels among "
-                "its inputs; grad='off' counts a forward pass alone"
+                "its inputs; variant={'grad': 'off'} counts a forward pass alone"
             )
         return found
 
