@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from foreplan.arguments import choice
+from foreplan.arguments import choice, names_in
 from foreplan.eager import Eager, Variant, Workspaces
 from foreplan.errors import TargetError, UsageError
 
@@ -24,6 +24,8 @@ def eager_memory(
     accumulate: int = 1,
     target: str = "cpu",
     real: bool = False,
+    ranks: int = 1,
+    shard: Iterable[str] = (),
     variant: Mapping[str, Any] | None = None,
 ) -> Eager:
     """The bytes of live tensors in a training step of a PyTorch module, phase by phase; print it.
@@ -46,6 +48,11 @@ def eager_memory(
         target: "cpu", or a card, such as "cuda:h100".
         real: run the module on real tensors, on the CPU: for code that asks for values which depend on weights. It
             takes the memory and the time of the steps, and draws random numbers; weights are trained.
+        ranks: processes that train together, each with an example of its own. Without `shard`, one of them within
+            `DistributedDataParallel` is counted.
+        shard: parts of the module that FSDP2 gathers one by one (`fully_shard`), by name or pattern, such as
+            `["model.layers.*"]`; the rest is one part more. With a precision, gathered weights are narrow, gradients are
+            summed in float32, and there is no autocast.
         variant: the rest of what may differ from one user to the next, such as `{"zero": "keep"}`: see
             `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gelu`, `gradients` and
             `results` are not for it.
@@ -58,7 +65,10 @@ def eager_memory(
         from foreplan.eager.watched.loop import Recipe, run
     except ImportError:
         raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
-    chosen = Variant(**(variant or {}))
+    shard = tuple(names_in("shard", shard))
+    chosen = Variant(**({"parallel": "ddp" if ranks > 1 and not shard else "none"} | dict(variant or {})))
+    if ranks < 1 or (shard and (ranks == 1 or real or precision == "fp16")):
+        raise UsageError("shard: say among how many ranks, 2 or more, in float32 or bf16, and without real")
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
     if others:
         raise UsageError(
@@ -83,7 +93,7 @@ def eager_memory(
     given = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
     recipe = Recipe(
         example, kwargs or {}, loss, None if loss_inputs is None else given, optimizer, precision, accumulate, chosen,
-        workspaces, real,
+        workspaces, real, ranks, shard,
     )  # fmt: skip
     return run(module, recipe)
 

@@ -28,6 +28,7 @@ class Use(StrEnum):
     TEMPORARY = "temporaries"
     WORKSPACE = "workspaces of convolutions"
     BUCKET = "buckets of gradients"
+    GATHERED = "gathered from all ranks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""A module at hand on a card that is not here, beside what PyTorch took on an H100: live tensors after each phase and the
-most within it, to the workspace of cuBLAS, which is not counted.
+"""A module at hand on a card that is not here, beside what PyTorch took on an H100: live tensors after each phase and
+the most within it, to the workspace of cuBLAS, which is not counted.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Follow(TorchDispatchMode):
 
     Attributes:
         memory: what is alive.
-        indices: of blocks in it, by storage.
+        indices: of the block of each storage in it; none, while it is empty.
 
     Args:
         device: the type of the device whose storages count.
@@ -60,12 +60,14 @@ class Follow(TorchDispatchMode):
         self.workspaces = workspaces
         self.memory, self.device, self.known, self.paths = memory, device, known, paths
         self.alone = _counts_of_one_owner() if sums_in_place else None
-        self.indices = weakref.WeakKeyDictionary[torch.UntypedStorage, int]()
+        self.indices = weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]]()
         self.delivers = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
+        if any(hasattr(kind, "_local_tensor") for kind in types):  # it runs ops on the parts of this rank, which are seen
+            return NotImplemented
         if func is _ADD and self.delivers and self.alone is not None and self.may_overwrite(*args):
             _ADD_IN_PLACE(*args)
             return args[0]
@@ -96,19 +98,55 @@ class Follow(TorchDispatchMode):
 
     def count(self, tensor: torch.Tensor, name: str) -> None:
         """Count the storage of a tensor, unless it is counted already."""
+        tensor = local(tensor)
         if tensor.device.type != self.device or tensor.layout is not torch.strided:
             return
         if self.known is not None and not isinstance(tensor, FakeTensor):  # a value, as a number in the code has it
             return
         storage = tensor.untyped_storage()
-        if storage not in self.indices and (nbytes := storage.nbytes()):
-            index = self.indices[storage] = self.memory.take(nbytes, name)
-            weakref.finalize(storage, self.memory.give_back, index).atexit = False
+        if storage not in self.indices:
+            held = self.indices[storage] = []
+            weakref.finalize(storage, self.drop, held).atexit = False
+            self.take(storage, name)
+
+    def take(self, storage: torch.UntypedStorage, name: str) -> None:
+        """The bytes of a storage are new."""
+        if nbytes := storage.nbytes():
+            self.indices[storage].append(self.memory.take(nbytes, name))
+
+    def drop(self, held: list[int]) -> None:
+        """The bytes of a storage are free."""
+        while held:
+            self.memory.give_back(held.pop())
+
+    @contextmanager
+    def resized(self) -> Iterator[None]:
+        """While storages may change their sizes, as FSDP frees weights and gathers them again."""
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            found = torch._C.StorageBase.resize_(storage, size)
+            if (held := self.indices.get(storage)) is not None:
+                self.drop(held)
+                use, self.memory.use = self.memory.use, Use.GATHERED
+                self.take(storage, "weight")
+                self.memory.use = use
+            return found
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del torch.UntypedStorage.resize_
 
     def call(self, tensor: torch.Tensor, use: Use, name: str) -> None:
         """Say what the storage of a tensor has become."""
-        if (index := self.indices.get(tensor.untyped_storage())) is not None:
+        for index in self.indices.get(local(tensor).untyped_storage(), ()):
             self.memory.call(index, use, name)
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """What the storage of a tensor is called."""
+        held = self.indices.get(local(tensor).untyped_storage())
+        return self.memory.blocks[held[0]].name if held else ""
 
     @contextmanager
     def backward(self, loss: torch.Tensor) -> Iterator[None]:
@@ -128,6 +166,12 @@ class Follow(TorchDispatchMode):
         self.delivers = False
         for handle in handles:
             handle.remove()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this rank has."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
 
 
 def _nodes(loss: torch.Tensor) -> Iterator[Any]:

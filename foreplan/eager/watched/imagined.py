@@ -6,6 +6,7 @@ chooses on cards: optimizers for all parameters at once, dropout by a mask of on
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +116,9 @@ class Imagined:
         try:
             for part in parts:
                 for name, value in vars(part).items():
-                    if name != "_modules" and any(isinstance(each, torch.Tensor) for each in tree_iter(value)):
+                    if "_hooks" in name:
+                        vars(part)[name] = copy.copy(value)
+                    elif name != "_modules" and any(isinstance(each, torch.Tensor) for each in tree_iter(value)):
                         vars(part)[name] = tree_map_only(torch.Tensor, self.once, value)
             yield
         finally:

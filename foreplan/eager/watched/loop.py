@@ -24,6 +24,7 @@ from foreplan.eager.watched.autocast import casts_of_weights
 from foreplan.eager.watched.follow import Follow
 from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
+from foreplan.eager.watched.ranks import sharded
 from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
 from foreplan.eager.workspace import Workspaces
 from foreplan.errors import UnsupportedError, UsageError
@@ -47,6 +48,8 @@ class Recipe:
         variant: the rest of what may differ.
         workspaces: what convolutions take on a card; None: it runs on a processor.
         real: whether real tensors are taken.
+        ranks: how many processes share the parameters; of parts of the module by themselves.
+        shard: names of these parts, or patterns.
     """
 
     example: tuple[Any, ...]
@@ -59,6 +62,13 @@ class Recipe:
     variant: Variant
     workspaces: Workspaces | None
     real: bool
+    ranks: int = 1
+    shard: tuple[str, ...] = ()
+
+    @property
+    def autocasts(self) -> torch.dtype | None:
+        """The type of autocast; with shared parameters, gathered ones are narrow instead."""
+        return None if self.shard else _DTYPES[self.precision]
 
 
 def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> Eager:
@@ -73,7 +83,12 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
     if recipe.real:
         return _Loop(module, recipe, None, sums_in_place).run()
     imagined = Imagined("cpu" if recipe.workspaces is None else imagined_card())
-    with imagined.mode, told_real(), imagined.module(module):
+    with contextlib.ExitStack() as stack:
+        for each in (imagined.mode, told_real(), imagined.module(module)):
+            stack.enter_context(each)
+        if recipe.shard:
+            dtype = _DTYPES[recipe.precision]
+            stack.enter_context(sharded(module, recipe.ranks, recipe.shard, dtype, imagined.device))
         return _Loop(module, recipe, imagined, sums_in_place).run()
 
 
@@ -138,6 +153,7 @@ class _Loop:
                     stack.enter_context(attention_by(self.variant.attention))
                     stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # no thread of that device
                 stack.enter_context(self.paths.noted())
+                stack.enter_context(self.follow.resized())
                 stack.enter_context(self.follow)
                 stack.enter_context(torch.set_grad_enabled(self.trains))
                 for iteration in range(1, ITERATIONS + 1):
@@ -234,7 +250,7 @@ class _Loop:
     def forward(self) -> torch.Tensor | None:
         """The module and the loss; the module's output is let go, if nobody keeps it."""
         self.memory.use = Use.ACTIVATION
-        dtype = _DTYPES[self.recipe.precision]
+        dtype = self.recipe.autocasts
         with torch.autocast(self.device, dtype) if dtype else contextlib.nullcontext():
             output = self.module(*self.example, **self.kwargs)
             if self.variant.output == "kept":
@@ -270,11 +286,7 @@ class _Loop:
             loss.backward()
         for parameter in parameters:
             if parameter.grad is not None:
-                self.follow.call(parameter.grad, Use.PARAMETER_GRADIENT, f"{self.name_of(parameter)}.grad")
-
-    def name_of(self, parameter: torch.Tensor) -> str:
-        """The name of a parameter."""
-        return self.memory.blocks[self.follow.indices[parameter.untyped_storage()]].name
+                self.follow.call(parameter.grad, Use.PARAMETER_GRADIENT, f"{self.follow.name(parameter)}.grad")
 
     def name_state(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps for parameters."""
@@ -283,7 +295,7 @@ class _Loop:
                 if isinstance(tensor, torch.Tensor):
                     self.memory.use = Use.STATE
                     self.follow.count(tensor, name)
-                    self.follow.call(tensor, Use.STATE, f"{self.name_of(parameter)}: {name}")
+                    self.follow.call(tensor, Use.STATE, f"{self.follow.name(parameter)}: {name}")
 
     def mark(self, name: str, iteration: int) -> None:
         """A phase has ended."""
