@@ -60,7 +60,8 @@ LANGUAGE: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2ForMaskedLM", {}),
     "t5": ("T5ForConditionalGeneration", {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 4, "num_heads": 4}),
     "bart": ("BartForConditionalGeneration", {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2,
-             "encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "encoder_attention_heads": 4, "decoder_attention_heads": 4}),
+             "encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4}),
     "mamba": ("MambaForCausalLM", {}),
 }  # fmt: skip
 SIZES = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
@@ -187,8 +188,8 @@ def table(rows: list[list[Any]]) -> str:
         f"PyTorch {torch.__version__}, CPU, one thread; `python -m benchmarks.at_hand`. Counted: `fp.eager_memory`, on "
         "tensors without bytes. Measured: the same loop on real tensors. Both are followed by the same mode.",
         "",
-        f"{len(good)} pairs of network and loop: {within[0]} to the byte, {within[1]} within 1 %, {within[2]} within 3 %; "
-        f"at most {off[-1]:.2%} off. Seconds to count two steps: median {seconds[len(seconds) // 2]:.1f}, at most "
+        f"{len(good)} pairs of network and loop: {within[0]} to the byte, {within[1]} within 1 %, {within[2]} within "
+        f"3 %; at most {off[-1]:.2%} off. Seconds to count two steps: median {seconds[len(seconds) // 2]:.1f}, at most "
         f"{seconds[-1]:.1f}. Failed: {failed}.",
         "",
         "| library | network | loop | counted, MiB | measured, MiB | off | of what comes and goes |",

@@ -51,8 +51,8 @@ def eager_memory(
         ranks: processes that train together, each with an example of its own. Without `shard`, one of them within
             `DistributedDataParallel` is counted.
         shard: parts of the module that FSDP2 gathers one by one (`fully_shard`), by name or pattern, such as
-            `["model.layers.*"]`; the rest is one part more. With a precision, gathered weights are narrow, gradients are
-            summed in float32, and there is no autocast.
+            `["model.layers.*"]`; the rest is one part more. With bf16 gathered weights are narrow, gradients are summed
+            in float32, without autocast.
         variant: the rest of what may differ from one user to the next, such as `{"zero": "keep"}`: see
             `foreplan.eager.Variant`. A module is run as it is written: `relu`, `checkpoint`, `gelu`, `gradients` and
             `results` are not for it.

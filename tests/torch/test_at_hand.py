@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 from foreplan.eager import Eager, Variant  # noqa: E402
+from foreplan.eager.storage import Use  # noqa: E402
 from foreplan.eager.watched.loop import Recipe, run  # noqa: E402
 from foreplan.errors import UnsupportedError, UsageError  # noqa: E402
 from tests.profile import pick  # noqa: E402
@@ -230,6 +231,26 @@ def test_buckets_of_ddp(tmp_path: Path) -> None:
     assert within.peak - alone.peak == pytest.approx(kept, rel=0.01)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_rank_within_fsdp(target: str) -> None:
+    """Four layers of as many numbers, gathered one by one in bf16; gradients are summed in float32."""
+    module, x = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, bias=False)) for _ in range(4))), torch.zeros(2, 256)
+    given = {"loss": "sum", "optimizer": torch.optim.AdamW, "precision": "bf16", "target": target}
+    kinds = [type(part) for part in module]
+    eager = fp.eager_memory(module, x, ranks=8, shard=["*"], **given)
+    layer = 256 * 256
+    phases = {phase.name: phase.live for phase in eager.phases if phase.iteration == 3}
+    state = {use: sum(b.nbytes for b in eager.alive_at_peak if b.use is use) for use in (Use.PARAMETER, Use.STATE)}
+    assert state[Use.PARAMETER] == 4 * 4 * layer // 8
+    assert state[Use.STATE] == pytest.approx(2 * 4 * 4 * layer // 8, abs=32)
+    assert phases["step"] == pytest.approx(x.nbytes + 4 * 4 * 4 * layer // 8, abs=2000)
+    # At the peak: what this rank keeps; two layers gathered, and the gradients of one in bf16, and of two in float32.
+    most = eager.peak - state[Use.PARAMETER] - state[Use.STATE]
+    assert 2 * layer + 4 * layer < most < (2 * 2 + 2 + 2 * 4 + 2) * layer
+    assert [type(part) for part in module] == kinds and not any(part._forward_hooks for part in module.modules())
+    assert fp.eager_memory(module, x, ranks=8, shard=["*"], **given).peak == eager.peak
+
+
 def test_what_is_refused() -> None:
     def refused(match: str, **given: Any) -> None:
         module = given.pop("module", mlp())
@@ -243,6 +264,8 @@ def test_what_is_refused() -> None:
     refused("not known here", loss="mean", optimizer=fp.optim.LAMB())
     refused("give 1 or more", loss="mean", accumulate=0)
     refused("give a torch.nn.Module", loss="mean", module=3)
+    refused("among how many ranks", loss="mean", shard=["0"])
+    refused("no part of the module", loss="mean", ranks=2, shard=["7"])
     refused("on the CPU", loss="mean", real=True, target="cuda:h100")
 
 

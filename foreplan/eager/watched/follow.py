@@ -61,12 +61,14 @@ class Follow(TorchDispatchMode):
         self.memory, self.device, self.known, self.paths = memory, device, known, paths
         self.alone = _counts_of_one_owner() if sums_in_place else None
         self.indices = weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]]()
-        self.delivers = False
+        self.delivers = self.pauses = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "prim":
+        if func.namespace == "prim" or self.pauses:
             return func(*args, **(kwargs or {}))
-        if any(hasattr(kind, "_local_tensor") for kind in types):  # it runs ops on the parts of this rank, which are seen
+        if any(
+            hasattr(kind, "_local_tensor") for kind in types
+        ):  # it runs ops on a rank's parts, which are seen
             return NotImplemented
         if func is _ADD and self.delivers and self.alone is not None and self.may_overwrite(*args):
             _ADD_IN_PLACE(*args)
@@ -120,8 +122,20 @@ class Follow(TorchDispatchMode):
             self.memory.give_back(held.pop())
 
     @contextmanager
-    def resized(self) -> Iterator[None]:
-        """While storages may change their sizes, as FSDP frees weights and gathers them again."""
+    def of_ranks(self) -> Iterator[None]:
+        """While storages may change their sizes, as FSDP frees weights and gathers them again. Whole tensors, which a
+        tensor in parts makes to know the form of a result, are not there in a usual step.
+        """
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        ask = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def asked(*args: Any) -> Any:
+            self.pauses = True
+            try:
+                return ask(*args)
+            finally:
+                self.pauses = False
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             found = torch._C.StorageBase.resize_(storage, size)
@@ -132,11 +146,13 @@ class Follow(TorchDispatchMode):
                 self.memory.use = use
             return found
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize
+        ShardingPropagator._propagate_tensor_meta_non_cached = asked
         try:
             yield
         finally:
             del torch.UntypedStorage.resize_
+            ShardingPropagator._propagate_tensor_meta_non_cached = ask
 
     def call(self, tensor: torch.Tensor, use: Use, name: str) -> None:
         """Say what the storage of a tensor has become."""

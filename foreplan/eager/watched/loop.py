@@ -153,7 +153,8 @@ class _Loop:
                     stack.enter_context(attention_by(self.variant.attention))
                     stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # no thread of that device
                 stack.enter_context(self.paths.noted())
-                stack.enter_context(self.follow.resized())
+                if self.recipe.shard:
+                    stack.enter_context(self.follow.of_ranks())
                 stack.enter_context(self.follow)
                 stack.enter_context(torch.set_grad_enabled(self.trains))
                 for iteration in range(1, ITERATIONS + 1):

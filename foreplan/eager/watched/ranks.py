@@ -1,5 +1,5 @@
-"""One rank of several within FSDP2 (`fully_shard`), which PyTorch runs by itself on tensors without bytes: the exchanges
-are those of a group that sends nothing.
+"""One rank of several within FSDP2 (`fully_shard`), which PyTorch runs on tensors without bytes: exchanges are
+those of a group that sends nothing.
 
 Parts of the module are gathered one by one, and freed when they have run; gradients are summed in float32. With a
 precision, gathered weights and products are narrow, and the parts that a rank keeps are float32.
@@ -41,7 +41,7 @@ def sharded(
     current = torch.accelerator.current_stream
     if device != "cpu":
         _give_streams(device)
-        torch.accelerator.current_stream = lambda *args: _Stream()  # type: ignore[assignment, return-value]
+        torch.accelerator.current_stream = lambda *args: _Stream()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with unset_fake_temporarily():
