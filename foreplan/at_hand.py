@@ -59,7 +59,8 @@ def eager_memory(
 
     Raises:
         UsageError: an option that is none or not for a module, PyTorch is not installed, or there is no loss.
-        UnsupportedError: code asks for a value that depends on weights; names the line.
+        UnsupportedError: code asks for a value that depends on weights, or runs an op of which PyTorch does not know
+            what it gives; names the line.
     """
     try:
         from foreplan.eager.watched.loop import Recipe, run

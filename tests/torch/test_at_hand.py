@@ -276,6 +276,20 @@ def test_code_that_asks_for_weights_is_named() -> None:
     assert fp.eager_memory(module, torch.zeros(2, 4), loss="mean", real=True).peak > 0
 
 
+def test_an_op_without_a_description_is_named() -> None:
+    library = torch.library.Library("foreplan_at_hand", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    module = Called(lambda parts, x: torch.ops.foreplan_at_hand.twice(parts[0](x)), nn.Linear(4, 4))
+    with pytest.raises(
+        UnsupportedError, match=r"at_hand\.py:\d+: of the op foreplan_at_hand.twice.default .*register_fake"
+    ):
+        fp.eager_memory(module, torch.zeros(2, 4), loss="mean")
+    numbers = Called(lambda parts, x: parts[0](x) * float(parts[0](x).detach().numpy().mean()), nn.Linear(4, 4))
+    with pytest.raises(UnsupportedError, match="depends on weights"):
+        fp.eager_memory(numbers, torch.zeros(2, 4), loss="mean")
+
+
 def test_the_page_that_shows_it() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "beside-pytorch.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)

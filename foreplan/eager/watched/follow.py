@@ -66,9 +66,7 @@ class Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim" or self.pauses:
             return func(*args, **(kwargs or {}))
-        if any(
-            hasattr(kind, "_local_tensor") for kind in types
-        ):  # it runs ops on a rank's parts, which are seen
+        if any(hasattr(kind, "_local_tensor") for kind in types):  # it runs ops on a rank's parts, which are seen
             return NotImplemented
         if func is _ADD and self.delivers and self.alone is not None and self.may_overwrite(*args):
             _ADD_IN_PLACE(*args)

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils._pytree import tree_iter
 
 import foreplan.eager
@@ -31,7 +35,6 @@ from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend.losses import Loss
 
 _DTYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ASKS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
     """Three training steps of a module; its forward pass where there is nothing to minimise.
 
     Raises:
-        UnsupportedError: its code asks for a value that only a real step has; names the line.
+        UnsupportedError: its code asks for a value that only a real step has, or runs an op of which PyTorch does not
+            know what it gives; names the line.
         UsageError: this is no module, there is no loss, or an option is not for it.
     """
     if not isinstance(module, torch.nn.Module):
@@ -323,7 +327,14 @@ def _of_values(module: torch.nn.Module) -> Iterator[None]:
     """Name the user's line where code asks for a value that tensors without bytes do not have."""
     try:
         yield
-    except _ASKS as error:
+    except UnsupportedOperatorException as error:
+        raise UnsupportedError(
+            f"{_line(error)}of the op {error.func} PyTorch does not know what it gives: register_fake of torch.library "
+            "tells it, and real=True runs the op itself"
+        ) from error
+    except (DataDependentOutputException, DynamicOutputShapeException, RuntimeError) as error:
+        if type(error) is RuntimeError and ".numpy() is not supported" not in str(error):
+            raise
         raise UnsupportedError(
             f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only a "
             "real step has: real=True runs one, and takes its memory and its time"
