@@ -290,6 +290,12 @@ def test_an_op_without_a_description_is_named() -> None:
         fp.eager_memory(numbers, torch.zeros(2, 4), loss="mean")
 
 
+def test_what_no_device_without_kernels_can_run_is_named() -> None:
+    module = Called(lambda parts, x: parts[0](x)[0], nn.GRU(4, 4))
+    with pytest.raises(UnsupportedError, match="on a card that is not here; target='cpu'"):
+        fp.eager_memory(module, torch.zeros(2, 3, 4), loss="mean", target="cuda")
+
+
 def test_the_page_that_shows_it() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "beside-pytorch.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)

@@ -22,7 +22,7 @@ from foreplan.eager.watched.autocast import autocast_on
 from foreplan.eager.watched.known import Known
 from foreplan.errors import UnsupportedError
 
-_CARD = "imagined"
+CARD = "imagined"
 _AMP_TYPES = [torch.float16, torch.bfloat16]
 
 
@@ -40,7 +40,7 @@ def imagined_card() -> str:
             return _AMP_TYPES
 
         def is_autocast_enabled(self) -> bool:
-            return torch.is_autocast_enabled(_CARD)
+            return torch.is_autocast_enabled(CARD)
 
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
@@ -48,10 +48,10 @@ def imagined_card() -> str:
             f"this process has the device {taken!r}, in the place that a card without bytes needs: "
             "count this step in a process that does not import it, or with device='cpu'"
         )
-    backends._setup_privateuseone_for_python_backend(_CARD, backend_module=Module())
-    autocast_on(_CARD)
+    backends._setup_privateuseone_for_python_backend(CARD, backend_module=Module())
+    autocast_on(CARD)
     attention_on_card()
-    return _CARD
+    return CARD
 
 
 class _Mode(FakeTensorMode):

@@ -26,7 +26,7 @@ from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import attention_by
 from foreplan.eager.watched.autocast import casts_of_weights
 from foreplan.eager.watched.follow import Follow
-from foreplan.eager.watched.imagined import Imagined, imagined_card, told_real
+from foreplan.eager.watched.imagined import CARD, Imagined, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
 from foreplan.eager.watched.ranks import sharded
 from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
@@ -34,6 +34,7 @@ from foreplan.eager.workspace import Workspaces
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend.losses import Loss
 
+_ASKS = (DataDependentOutputException, DynamicOutputShapeException)
 _DTYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -332,12 +333,19 @@ def _of_values(module: torch.nn.Module) -> Iterator[None]:
             f"{_line(error)}of the op {error.func} PyTorch does not know what it gives: register_fake of torch.library "
             "tells it, and real=True runs the op itself"
         ) from error
-    except (DataDependentOutputException, DynamicOutputShapeException, RuntimeError) as error:
-        if type(error) is RuntimeError and ".numpy() is not supported" not in str(error):
+    except NotImplementedError as error:
+        if CARD not in str(error):
             raise
         raise UnsupportedError(
-            f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only a "
-            "real step has: real=True runs one, and takes its memory and its time"
+            f"{_line(error)}PyTorch has no way to run this on a card that is not here; target='cpu' counts the step "
+            "on a processor"
+        ) from error
+    except RuntimeError as error:
+        if not isinstance(error, _ASKS) and ".numpy() is not supported" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{_line(error)}the code of {type(module).__name__} asks for a value that depends on weights, which only "
+            "a real step has: real=True runs one, and takes its memory and its time"
         ) from error
 
 
