@@ -174,6 +174,28 @@ def test_as_pytorch_exports_it_with_a_mask() -> None:
     assert not new[1, 2].any()
 
 
+IN_TWO = """%n: bool[2,3,5,6] = map(exprs=('isnan(a0)',)) [%p] as %n
+%g: float64[2,3,5,6] = map(exprs=('where(a0, 0.0, a1)',)) [%n, %p] as %g
+"""
+
+
+def test_what_is_nan_is_set_to_zero_by_two_nodes() -> None:
+    """As the exporter writes it, before maps are fused."""
+    one = "%g: float64[2,3,5,6] = map(exprs=('where(isnan(a0), 0.0, a0)',)) [%p] as %g\n"
+    assert one in EXPORTED
+    after = fuse_attention(parse_graph(EXPORTED.replace(one, IN_TWO)))
+    assert after.as_text() == fuse_attention(parse_graph(EXPORTED)).as_text()
+    read_twice = EXPORTED.replace(one, IN_TWO).replace("output %y = %ot", "output %y = %ot\noutput %p = %p")
+    assert not ops(fuse_attention(parse_graph(read_twice)))
+
+
+def test_the_smallest_scores_may_be_said() -> None:
+    graph = parse_graph(EXPORTED)
+    assert ops(fuse_attention(graph, least=2 * 3 * 5 * 6 * 8)) and not ops(
+        fuse_attention(graph, least=2 * 3 * 5 * 6 * 8 + 1)
+    )
+
+
 @pytest.mark.parametrize(
     "expr",
     ["where(isnan(a0), 1.0, a0)", "where(isnan(a0), a0, 0.0)", "where((a0 > 0.5), 0.0, a0)", "(a0 * 0.5)"],
