@@ -133,3 +133,17 @@ def test_options_of_variants_are_checked() -> None:
         Variant(zero="sometimes")
     with pytest.raises(UsageError, match="much"):
         Variant(workspace="much")
+
+
+def test_attention_and_gelu_as_they_are_written() -> None:
+    """Of one layer: what is kept until backward beside the usual."""
+    name = "bert_base:batch=2,seq=32,layers=1,width=64,heads=4,vocabulary=50"
+    kept = {how: counted(name, **dict([how.split("=")])).phases[2].live for how in (
+        "attention=flash", "attention=math", "attention=eager", "gelu=fused", "gelu=parts")}  # fmt: skip
+    scores, rows, wide = 4 * 2 * 4 * 32 * 32, 4 * 2 * 4 * 32, 4 * 2 * 32 * 4 * 64
+    assert kept["attention=eager"] - kept["attention=flash"] == scores - rows  # probabilities, and no sums
+    assert (
+        kept["attention=math"] == kept["attention=eager"]
+    )  # scaled queries and keys in the place of those that are not
+    # x · (1 + erf(x / √2)) / 2 keeps both factors and what erf takes, instead of x. The head has a GELU of its own.
+    assert kept["gelu=parts"] - kept["gelu=fused"] == 2 * (wide + wide // 4)
