@@ -211,12 +211,25 @@ class Branching(nn.Module):
         return x[x > 0].tolist()
 
 
+class Deciding(nn.Module):
+    """Not exportable either: it asks for a sum as a number."""
+
+    def forward(self, x: Any) -> Any:
+        """x, or the other way."""
+        return x if x.sum() > 0 else -x
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
         (lambda: fp.from_torch("m.pt"), fp.UsageError, "takes a torch.nn.Module"),
         (lambda: fp.from_torch(Branching(), torch.zeros(3)), fp.ModelError, "PyTorch cannot export Branching"),
         (lambda: fp.from_torch(nn.Linear(2, 3), torch.zeros(4, 5)), fp.ModelError, "PyTorch cannot export Linear"),
+        (
+            lambda: fp.from_torch(nn.Sequential(Deciding()), torch.zeros(3)),
+            fp.ModelError,
+            r"data-dependent.* \(test_from_torch\.py:\d+: return x if x\.sum\(\) > 0 else -x\)\. What depends",
+        ),
         (
             lambda: session_of(nn.Linear(2, 3)).to_torch(nn.Linear(2, 4)),
             fp.SessionError,

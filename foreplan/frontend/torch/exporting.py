@@ -6,10 +6,14 @@ import contextlib
 import io
 import logging
 import operator
+import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import foreplan
 from foreplan.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.functions import functions_traced
@@ -17,6 +21,8 @@ from foreplan.frontend.torch.functions import functions_traced
 if TYPE_CHECKING:
     import torch
 
+_LEAST = (2, 9)  # of PyTorch: what its export gives, and how what it gives is marked
+_ON_DATA = "What depends on numbers is written with torch.where or torch.cond; what does not, with Python's own numbers"
 _OF_MODE = frozenset(("train", "training", "dropout", "dropout_p", "cudnn_enabled", "momentum"))
 
 
@@ -24,12 +30,14 @@ def torch_here() -> Any:
     """The module `torch`.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: it is not installed, or an older one than 2.9.
     """
     try:
         import torch
     except ImportError:
         raise UsageError("from_torch needs PyTorch, which is not installed: pip install torch") from None
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LEAST:
+        raise UsageError(f"from_torch needs PyTorch 2.9 or later, and this is {torch.__version__}")
     return torch
 
 
@@ -180,8 +188,21 @@ def _counting(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def cause(error: BaseException) -> str:
-    """The line that says most: of the exception that began it."""
+    """The line that says most, of the exception that began it, with the user's own line where it has one."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    said = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_users())]
+    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line})" if own else ""
+    way = f". {_ON_DATA}" if "data-dependent" in said else ""
+    return f"{said}{where}{way}"
+
+
+@cache
+def _not_users() -> tuple[str, ...]:
+    """Folders of code that is none of the user's."""
+    import torch
+
+    return tuple(f"{os.path.dirname(each)}{os.sep}" for each in (torch.__file__, str(foreplan.__file__), os.__file__))
