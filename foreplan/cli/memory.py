@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foreplan.cli.compiling import compile_at, compile_model, open_compiled
+from foreplan.cli.factory import is_factory, made
 from foreplan.cli.options import (
     echo,
     given,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from foreplan.compiled import Compiled
     from foreplan.remedies import Remedy
     from foreplan.verdict import Verdict
+    from foreplan.views.beside import Beside
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -93,7 +95,7 @@ def estimate(
     compiled = open_compiled(model, settings)
     figures, weights, verdict = compiled.estimate(), compiled.weights, compiled.verdict
     found = [] if verdict.fits is not False else _remedies(model, settings, compiled)
-    beside = None if variant is None else compiled.as_pytorch(**variant)
+    beside = None if variant is None else _beside(model, settings, compiled, variant)
     if beside is not None and snapshot is not None:
         from foreplan.files import write_atomically
         from foreplan.views.snapshot import eager_snapshot, snapshot_bytes
@@ -120,6 +122,32 @@ def estimate(
         echo(f"\n{verdict.lacking}." if verdict.lacking else "")
         echo(f"{verdict}{'. Fits: ' * bool(found)}{'; or '.join(map(str, found))}")
     _exit(verdict)
+
+
+def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[str, Any]) -> Beside:
+    """PyTorch's step beside the plan: of a user's function PyTorch runs the module itself, of all else the graph is
+    counted.
+    """
+    given = made(model, settings.batch) if is_factory(model) else None
+    if given is None or not hasattr(given.model, "named_modules"):  # a program or a graph
+        return compiled.as_pytorch(**variant)
+    from foreplan.at_hand import eager_memory
+    from foreplan.views.beside import Beside
+
+    options = compiled.options
+    eager = eager_memory(
+        given.model,
+        *given.args,
+        kwargs=given.kwargs,
+        loss=options.loss or settings.loss or "cross_entropy",
+        optimizer=options.optimizer,
+        precision=options.precision,
+        accumulate=compiled.accumulate,
+        target=compiled.program.target,
+        ranks=options.ranks,
+        variant=variant,
+    )
+    return Beside(eager, compiled.program, compiled.plan)
 
 
 def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
