@@ -18,7 +18,6 @@ from typing import Any
 from foreplan.arguments import shown
 from foreplan.cli.options import is_file
 from foreplan.errors import ForeplanError, UsageError
-from foreplan.graph import Graph
 
 _FACTORY = re.compile(r"[^\W\d][\w./]*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _GIVES = "(module, example), (module, args, kwargs), an exported program or a graph"
@@ -32,12 +31,14 @@ class Made:
         model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or a graph.
         args, kwargs: what the module is called with; a program or graph has none.
         takes_batch: whether the function was told the batch.
+        is_graph: whether the model is a graph already.
     """
 
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     takes_batch: bool = False
+    is_graph: bool = False
 
 
 def is_factory(text: str) -> bool:
@@ -60,6 +61,8 @@ def made(text: str, batch: int | None = None) -> Made:
     Raises:
         UsageError: there is no such module or function, its code fails (names its line), or it gives something else.
     """
+    from foreplan.graph import Graph
+
     name, _, path = text.partition(":")
     dotted = name.removesuffix(".py").replace("/", ".")
     if dotted != name:
@@ -72,10 +75,11 @@ def made(text: str, batch: int | None = None) -> Made:
             if not hasattr(function, part):
                 raise UsageError(f"{text!r}: {name!r} has no {path!r}")
             function = getattr(function, part)
-        if not callable(function) or isinstance(function, Graph):
+        ready = isinstance(function, Graph) or hasattr(type(function), "state_dict")  # which are callable, too
+        if not ready and not callable(function):
             raise UsageError(f"{text!r}: {path!r} is {shown(function)}, and no function; write one that gives {_GIVES}")
-        takes = _takes_batch(function) and batch is not None
-        given = function(batch=batch) if takes else function()
+        takes = not ready and batch is not None and _takes_batch(function)
+        given = function if ready else function(batch=batch) if takes else function()
     return _made(text, given, takes)
 
 
@@ -88,9 +92,11 @@ def _takes_batch(function: Callable[..., Any]) -> bool:
 
 def _made(text: str, given: Any, takes_batch: bool) -> Made:
     """What a function gave, as one form."""
-    if isinstance(given, Graph):
-        return Made(given, takes_batch=takes_batch)
     from foreplan.frontend.torch.exporting import torch_here
+    from foreplan.graph import Graph
+
+    if isinstance(given, Graph):
+        return Made(given, takes_batch=takes_batch, is_graph=True)
 
     torch = torch_here()
     if isinstance(given, torch.export.ExportedProgram):

@@ -9,10 +9,10 @@ from foreplan.cli.factory import is_factory, made
 from foreplan.cli.optimizer import make_optimizer, make_rate
 from foreplan.cli.options import is_file
 from foreplan.errors import UnsupportedError, UsageError
-from foreplan.graph import Graph
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
+    from foreplan.graph import Graph
     from foreplan.options import Options
 
 
@@ -84,7 +84,7 @@ def _of_torch(model: str, settings: Settings) -> Graph:
         return _sized(model, from_torch(model, train=train, freeze=freeze), settings)
     found = made(model, settings.batch)
     graph = found.model
-    if not isinstance(graph, Graph):
+    if not found.is_graph:
         graph = from_torch(graph, *found.args, kwargs=found.kwargs, train=train, freeze=freeze, check=False)
     return graph if found.takes_batch and settings.shapes is None else _sized(model, graph, settings)
 

@@ -47,6 +47,8 @@ def fails(): return Net(), torch.zeros(4, 7) @ torch.zeros(3, 3)
 def fails_within(): Net()(torch.zeros(4, 5))
 def ends(): raise SystemExit("over")
 number = 3
+module = Net()
+ready = graph()
 class Held:
     make = one
 """
@@ -71,7 +73,9 @@ def ran(*words: str) -> Result:
     return CliRunner().invoke(cli, list(words))
 
 
-@pytest.mark.parametrize("name", ["one", "several", "by_name", "both", "program", "graph", "sized", "Held.make"])
+@pytest.mark.parametrize(
+    "name", ["one", "several", "by_name", "both", "program", "graph", "sized", "Held.make", "ready"]
+)
 def test_what_a_function_may_give(name: str) -> None:
     done = ran("estimate", f"nets_of_tests.nets:{name}", "--json")
     figures = json.loads(done.stdout)  # which what the module prints is not in
@@ -95,6 +99,7 @@ def test_the_module_behind_a_model_is_the_one_that_was_made() -> None:
     ("model", "says"),
     [
         ("nets_of_tests.nets:bare", "a module without an example; return (module, example)"),
+        ("nets_of_tests.nets:module", "a module without an example; return (module, example)"),
         ("nets_of_tests.nets:nothing", "it must give (module, example), (module, args, kwargs)"),
         ("nets_of_tests.nets:fails", f"nets.py:{FAILS}: RuntimeError: mat1 and mat2"),
         ("nets_of_tests.nets:fails_within", f"nets.py:{WITHIN}: RuntimeError: mat1 and mat2"),
