@@ -222,7 +222,7 @@ class Deciding(nn.Module):
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: fp.from_torch("m.pt"), fp.UsageError, "takes a torch.nn.Module"),
+        (lambda: fp.from_torch(3), fp.UsageError, "takes a torch.nn.Module"),
         (lambda: fp.from_torch(Branching(), torch.zeros(3)), fp.ModelError, "PyTorch cannot export Branching"),
         (lambda: fp.from_torch(nn.Linear(2, 3), torch.zeros(4, 5)), fp.ModelError, "PyTorch cannot export Linear"),
         (

@@ -10,7 +10,7 @@ import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,42 @@ def test_a_hostile_file_runs_nothing(name: str, file: Path, tmp_path: Path) -> N
         with contextlib.suppress(Exception):
             torch.export.load(file)
         assert mark.exists(), "the case shows nothing: PyTorch does not run it"
+
+
+VALUES = (0, 1, -1, 1 << 31, 1 << 70, 1e308, "", None, [], {}, True, "x", [1, 2], {"as_int": 3})
+
+
+def places(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a document but the whole."""
+    for key, each in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+        yield (*path, key)
+        yield from places(each, (*path, key))
+
+
+def drawn_edit(seed: int) -> Callable[[Parts, str], None]:
+    """One part of a document has another content, or is gone."""
+    rng = np.random.default_rng(seed)
+
+    def edit(document: Any, mark: str) -> None:
+        ways = list(places(document))
+        *path, last = ways[rng.integers(len(ways))]
+        for key in path:
+            document = document[key]
+        if rng.random() < 0.2:
+            del document[last]
+        else:
+            document[last] = VALUES[rng.integers(len(VALUES))]
+
+    return in_json((MODEL, MODEL, WEIGHTS)[rng.integers(3)], edit)
+
+
+def test_a_file_that_is_edited_anywhere_is_read_or_refused(file: Path) -> None:
+    data = file.read_bytes()
+    for seed in range(pick(20, 100, 2000)):
+        file.write_bytes(data)
+        edited(file, drawn_edit(seed), "")
+        with contextlib.suppress(fp.ForeplanError):
+            fp.from_torch(file)
 
 
 def test_an_edited_file_without_a_change_is_read(file: Path) -> None:

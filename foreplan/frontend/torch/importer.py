@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import names_in, shown
-from foreplan.errors import UsageError
+from foreplan.errors import ForeplanError, ModelError, UsageError
 from foreplan.frontend.torch.archive import read_program
-from foreplan.frontend.torch.exporting import programs, torch_here
+from foreplan.frontend.torch.exporting import cause, programs, torch_here
 from foreplan.frontend.torch.held import of_module, of_program
 from foreplan.frontend.torch.program import check_program, notes_on
 from foreplan.frontend.torch.reader import Reader
@@ -55,6 +55,13 @@ def imported(
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     if isinstance(given, torch.nn.Module):
         return Reader(of_module(given), selection).graph(programs(given, example, kwargs))
-    check_program(given)
-    graph = Reader(of_program(given), selection).graph({True: given})
-    return dataclasses.replace(graph, notes=(*graph.notes, *notes_on(given)))
+    try:
+        check_program(given)
+        graph = Reader(of_program(given), selection).graph({True: given})
+        return dataclasses.replace(graph, notes=(*graph.notes, *notes_on(given)))
+    except (ForeplanError, MemoryError):
+        raise
+    except Exception as error:  # the parts of a program may contradict each other, which PyTorch does not look for
+        raise ModelError(
+            f"this program contradicts itself ({cause(error)}): it is damaged, or was edited; export the module again"
+        ) from error
