@@ -259,6 +259,35 @@ def _detached(_: Path) -> None:
     np.testing.assert_allclose(step.step({"x": x, "w": w}).gradients["w"], x * w)
 
 
+class Straight(torch.autograd.Function):
+    """Rounds; its gradient is three times what comes, so that no other rule gives it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        """Rounded."""
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        """Thrice."""
+        return 3 * g
+
+
+class Rounded(Net):
+    """Its last layer sees rounded numbers."""
+
+    def forward(self, x: Any) -> Any:
+        """Scores of three classes."""
+        return self.third(Straight.apply(4 * self.second(torch.relu(self.norm(self.first(x))))))
+
+
+@row("`torch.autograd.Function`")
+def _functions(_: Path) -> None:
+    module = net(Rounded)
+    session = session_of(module, fp.optim.SGD(0.01))
+    two_steps(session, module, torch.optim.SGD(module.parameters(), 0.01))
+
+
 @row("`x.requires_grad_()`, `x.grad`")
 def _input_gradients(_: Path) -> None:
     module = net()
