@@ -131,6 +131,11 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
     given = made(model, settings.batch) if is_factory(model) else None
     if given is None or not hasattr(given.model, "named_modules"):  # a program or a graph
         return compiled.as_pytorch(**variant)
+    if settings.shapes or (settings.batch is not None and not given.takes_batch):
+        raise UsageError(
+            f"--as pytorch runs the module on the example of {model!r}: let its function take batch=, and leave "
+            "--shapes out"
+        )
     from foreplan.at_hand import eager_memory
     from foreplan.views.beside import Beside
 

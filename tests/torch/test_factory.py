@@ -131,3 +131,22 @@ def test_errors_of_foreplan_stay_as_they_are() -> None:
     with pytest.raises(fp.UsageError) as expected:
         fp.models.build("absent")
     assert f"error: {expected.value}" in ran("estimate", "raising_of_tests:make").output
+
+
+@pytest.mark.parametrize(("name", "batch"), [("one", ()), ("sized", ("--batch", "16")), ("by_name", ())])
+def test_pytorchs_own_step_is_beside_the_plan(name: str, batch: tuple[str, ...]) -> None:
+    """That of the module, which PyTorch runs; the same as from Python."""
+    model = f"nets_of_tests.nets:{name}"
+    found = json.loads(ran("estimate", model, "--as", "pytorch", "--optimizer", "adamw", "--json", *batch).stdout)
+    given = factory.made(model, 16 if batch else None)
+    eager = fp.eager_memory(
+        given.model, *given.args, kwargs=given.kwargs, loss="cross_entropy", optimizer=fp.optim.AdamW(1e-3)
+    )
+    assert found["pytorch"]["peak_bytes"] == eager.as_json()["peak_bytes"] > 0
+    weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
+    assert eager.as_json()["peak_bytes"] >= 4 * weights
+
+
+def test_pytorchs_own_step_is_of_the_functions_own_example() -> None:
+    done = ran("estimate", "nets_of_tests.nets:one", "--as", "pytorch", "--batch", "16")
+    assert done.exit_code == 2 and "let its function take batch=" in done.stderr
