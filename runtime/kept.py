@@ -271,7 +271,7 @@ class Kept:
 
         Args:
             path: of the file. Where the model has 2 GiB or more, its weights go to a file beside it, `<path>.data`.
-            form: `model`: the ONNX file or exported PyTorch program that the model came from, as it was, with the
+            form: `model`: the ONNX file that the model came from, as it was, with the
                 weights that this session holds; adapters are merged into them. A model that came from elsewhere, or
                 was cut, as `graph`. `graph`: foreplan's own graph of the model, in inference form, with its adapters.
                 `step`: the whole training step; what it changes are further inputs and outputs, `x` and `x/next`, and
