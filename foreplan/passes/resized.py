@@ -21,7 +21,10 @@ from foreplan.graph.init import generator_for
 from foreplan.graph.text import print_graph
 from foreplan.graph.types import Shape, TensorType
 from foreplan.graph.walk import live_nodes
+from foreplan.ops.expr import Expr, used_args
+from foreplan.ops.expr.nodes import Call, is_literal
 from foreplan.ops.loop import Loop
+from foreplan.ops.map import Map
 from foreplan.ops.marks import Mark
 from foreplan.ops.random import Dropout
 from foreplan.ops.reduce import Reduce
@@ -97,11 +100,32 @@ def resized(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
         graph = replace(graph, updates={x: y for x, y in graph.updates.items() if y not in dependent})
         places = _Places(old)
         places.find(graph, inputs, dependent)
+        _check_numbers(graph, places)
         return _rebuilt(graph, places, new)
     except (_Mixed, ForeplanError) as error:
         raise UnsupportedError(
             f"{graph.name!r}, which was made for {old} samples, cannot take {new} instead: {error}"
         ) from None
+
+
+def _check_numbers(graph: Graph, places: _Places) -> None:
+    """Refuse a node that scales samples by their number, which code may have taken from a shape: `x / x.shape[0]`.
+
+    Two samples are let pass: a half and a double stand in too many formulas.
+    """
+    suspects = (places.count, 1 / places.count)
+    for node in graph.nodes if places.count > 2 else ():
+        if isinstance(node.op, Map) and not places.found.keys().isdisjoint(node.outputs):
+            for whole_expr in node.op.parsed:
+                expr: Expr = whole_expr
+                while isinstance(expr, Call) and len(expr.args) == 1:  # a conversion of what was computed
+                    (expr,) = expr.args
+                parts = expr.args if isinstance(expr, Call) and expr.function in ("mul", "div") else ()
+                if len(used_args(expr)) == 1 and any(is_literal(part, n) for part in parts for n in suspects):
+                    raise _Mixed(
+                        f"{_told(node)} scales by {places.count}, which may be the number of samples. Compile for that "
+                        "many, or for another number that no formula has"
+                    )
 
 
 def _changed_axis(value: Value, shape: Shape) -> int:

@@ -116,6 +116,21 @@ def test_one_sample_shows_nothing() -> None:
         resized(trace(lambda x: x * 2.0, spec((1, 4))), {"x": (2, 4)})
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: nn.relu(x) / x.shape[0],
+        lambda x: np.tanh(x * (1 / x.shape[0])),
+        lambda x: x.shape[0] * nn.linear(x, 3),
+        lambda x: np.divide(x, np.float32(len(x))),
+    ],
+)
+def test_a_number_that_may_be_that_of_the_samples_is_refused(function: Callable[..., object]) -> None:
+    with pytest.raises(fp.UnsupportedError, match="scales by 6, which may be the number of samples"):
+        resized(trace(function, X), {"x": (3, 4)})
+    assert resized(trace(lambda x: nn.hard_swish(nn.gelu(x)) / 7 + 6, X), {"x": (3, 4)}).inputs[0].shape == (3, 4)
+
+
 def test_the_axis_of_the_samples_is_that_of_the_inputs() -> None:
     graph = trace(lambda x: np.transpose(x, (1, 0, 2)).reshape(3, 10), spec((2, 3, 5)))
     assert resized(graph, {"x": (2, 7, 5)}).outputs["output"].shape == (7, 10)
