@@ -29,8 +29,13 @@ def checkpoints_marked() -> Iterator[Callable[..., Any]]:
 
     @contextlib.contextmanager
     def marked() -> Iterator[None]:
-        with torch.fx.traceback.annotate({_KEY: next(count)}):
+        meta = torch.fx.traceback.get_current_meta()  # nodes get a copy; later versions say `annotate` for this
+        before = meta.get("custom")
+        meta["custom"] = {**(before or {}), _KEY: next(count)}
+        try:
             yield
+        finally:
+            meta.pop("custom") if before is None else meta.update(custom=before)
 
     def beside(function: Any, *_: Any, **__: Any) -> Iterator[None]:
         """In the place of the generator that `checkpoint` runs to its `yield` before a function, and on after it."""
