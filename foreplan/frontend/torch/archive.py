@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ def read_program(path: Path) -> torch.export.ExportedProgram:
         raise ModelError(
             f"{str(path)!r} is no exported program, but {told_by_bytes(path) or f'damaged, or another file; {_AGAIN}'}"
         )
-    written = _check(path)
+    documents = _checked(path)
+    written = documents["models/model.json"].get("torch_version", "of an unknown version")
     try:
         with _weights_only(), _quietly():
             program: Any = torch.export.load(str(path))
@@ -56,15 +58,22 @@ def read_program(path: Path) -> torch.export.ExportedProgram:
             "if it has types or operators of another package, import that in Python, and give the program to "
             f"foreplan.from_torch; or {_AGAIN}"
         ) from error
+    for name, fixed in _fixed(documents.get("data/weights/model_weights_config.json")):
+        if fixed and isinstance(program.state_dict.get(name), torch.nn.Parameter):
+            program.state_dict[name].requires_grad_(False)  # as the file has it, which PyTorch 2.9 forgets
     return program
 
 
-def _check(path: Path) -> str:
-    """Look at a file by PyTorch's own reader of archives, so that it sees what the program's reader will see.
+def _fixed(document: Any) -> Iterator[tuple[str, bool]]:
+    """Whether each weight of a file is one that is not trained."""
+    config = document.get("config") if isinstance(document, dict) else None
+    for name, entry in config.items() if isinstance(config, dict) else ():
+        meta = entry.get("tensor_meta") if isinstance(entry, dict) else None
+        yield name, isinstance(meta, dict) and meta.get("requires_grad") is False
 
-    Returns:
-        The version of PyTorch that wrote it.
-    """
+
+def _checked(path: Path) -> dict[str, Any]:
+    """The documents of a file, looked at by PyTorch's own reader of archives, which sees what the program's will."""
     import torch
 
     shown = repr(str(path))
@@ -72,17 +81,18 @@ def _check(path: Path) -> str:
         archive = torch._C.PyTorchFileReader(str(path))
         names = archive.get_all_records()
         _check_kind(path, names)
+        with zipfile.ZipFile(path) as members:
+            sizes = sum(each.file_size for each in members.infolist())
         documents = {name: json.loads(archive.get_record(name)) for name in names if name.endswith(".json")}
-    except (RuntimeError, ValueError) as error:  # a RecursionError, of deep JSON, is one
+    except (RuntimeError, ValueError, zipfile.BadZipFile) as error:  # a RecursionError, of deep JSON, is one
         if told := _told(path):
             raise ModelError(f"{shown} is no exported program, but {told}") from None
         raise ModelError(f"{shown} is a damaged archive ({cause(error)}); {_AGAIN}") from None
-    sizes = sum(archive.get_record_size(name) for name in names)
     if sizes > os.path.getsize(path):
         raise ModelError(f"{shown} holds more than its own bytes: no file of torch.export.save does; {_AGAIN}")
     for document in documents.values():
         _check_parts(shown, document)
-    return str(documents["models/model.json"].get("torch_version", "of an unknown version"))
+    return documents
 
 
 def _check_kind(path: Path, names: list[str]) -> None:
