@@ -27,7 +27,11 @@ def every_error() -> list[type[fp.ForeplanError]]:
     """All subclasses of the root, wherever in the package they are."""
     for module in pkgutil.walk_packages(fp.__path__, "foreplan."):
         if module.name != "foreplan.__main__":
-            importlib.import_module(module.name)
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # what extends classes of PyTorch's is imported where that is
+                if error.name != "torch":
+                    raise
     found: list[type[fp.ForeplanError]] = [fp.ForeplanError]
     for kind in found:
         found += [each for each in kind.__subclasses__() if each.__module__.startswith("foreplan.")]

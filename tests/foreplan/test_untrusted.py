@@ -173,7 +173,7 @@ def alarm(number, frame):
     if any(each.filename.endswith("plain_pickle.py") for each in traceback.extract_stack(frame)):
         signal.raise_signal(signal.SIGINT)
     else:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
 
 signal.signal(signal.SIGALRM, alarm)
 signal.setitimer(signal.ITIMER_REAL, 0.5)

@@ -23,7 +23,7 @@ SHAPES |= dict.fromkeys(("attention", "join_heads", "rotary_embedding"), HEADS)
 RIGHT: dict[str, Any] = {
     "size": 4, "kernel": 3, "features": 4, "groups": 2, "axis": -1, "count": 4, "heads": 2, "depth": 5, "k": 2,
     "factor": 2, "padding": 1, "scale": 2, "fan_in": 3, "fan_out": 4, "shape": (2, 3), "name": "own", "bias": True,
-    "start": 1, "parts": 1,
+    "start": 1, "parts": 1, "function": lambda x: (x, lambda g: g),
 }  # fmt: skip
 TENSORS = ("x", "q", "k", "v", "y", "logits", "value", "through")
 

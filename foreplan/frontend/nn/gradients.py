@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from foreplan.arguments import shown
 from foreplan.errors import UsageError
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.function import function_name
@@ -44,10 +45,14 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         def reverse(x):
             return x, lambda g: -g
 
-    Raises (where it is called):
-        UsageError: it returns no such pair, or another number of gradients than it has arguments.
-        ShapeError: a gradient has another shape than its argument.
+    Raises:
+        UsageError: it is no function; or, where it is called, it returns no such pair, or another number of gradients
+            than it has arguments.
+        ShapeError: where it is called: a gradient has another shape than its argument.
     """
+
+    if not callable(function):
+        raise UsageError(f"custom_gradient takes a function, and was given {shown(function)}")
 
     @wraps(function)
     def applied(*args: Any) -> Any:
