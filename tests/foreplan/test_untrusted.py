@@ -175,6 +175,7 @@ def alarm(number, frame):
     else:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where tests run in the background
 signal.signal(signal.SIGALRM, alarm)
 signal.setitimer(signal.ITIMER_REAL, 0.5)
 sys.argv = ["foreplan", "compare", sys.argv[1], "mlp:width=8,layers=1,batch=2"]
