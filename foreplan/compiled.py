@@ -297,7 +297,8 @@ class Compiled:
         if options.ranks > 1 and (chosen.parallel != "ddp" or options.shard != "none" or options.tensor > 1):
             raise UsageError(
                 "as PyTorch, one process is counted, or one of several within DistributedDataParallel, whose weights "
-                "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank"
+                "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank. FSDP2 is "
+                "counted of a PyTorch module alone: --as fsdp2, or shard= of fp.eager_memory"
             )
         graph = choose_trained(self.model, options.selection)
         if chosen.attention != "eager":

@@ -10,7 +10,7 @@ from foreplan.arguments import choice, names_in
 from foreplan.errors import UsageError
 from foreplan.units import parse_bytes
 
-FRAMEWORKS = ("pytorch", "ddp")
+FRAMEWORKS = ("pytorch", "ddp", "fsdp2")
 FREE = "free"  # without a limit
 _CHOICES = {
     "zero": ("none", "keep"),
@@ -97,20 +97,20 @@ class Variant:
 
 def variant_options(text: str) -> dict[str, Any]:
     """The options of `Variant` that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` gives; `ddp` is
-    `pytorch:parallel=ddp`.
+    `pytorch:parallel=ddp`. Those of `fsdp2:shard=layers.*+head` are beside `shard`, which is for `eager_memory`.
 
     Raises:
         UsageError: there is no such framework or no such option, or one is given twice.
     """
     name, _, rest = text.partition(":")
     framework = choice("--as", name.strip(), FRAMEWORKS)
-    known = [each.name for each in fields(Variant)]
-    given: dict[str, Any] = {} if framework == "pytorch" else {"parallel": framework}
+    known = [each.name for each in fields(Variant)] + ["shard"] * (framework == "fsdp2")
+    given: dict[str, Any] = {"parallel": framework} if framework == "ddp" else {}
     for part in rest.split(",") if rest else ():
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals or key not in known:
             raise UsageError(f"--as {text!r}: {key!r} is no option; write pytorch:KEY=VALUE with {', '.join(known)}")
         if key in given:
             raise UsageError(f"--as {text!r}: {key} is given twice")
-        given[key] = tuple(value.split("+")) if key == "checkpoint" else value
-    return given
+        given[key] = tuple(value.split("+")) if key in ("checkpoint", "shard") else value
+    return given | {"shard": given.get("shard", ())} if framework == "fsdp2" else given

@@ -32,6 +32,18 @@ class Net(nn.Module):
         return y if scale is None else y * scale
 
 
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(64, 64) for _ in range(6)), nn.Linear(64, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x)
+
+
+def listed(): return Listed(), torch.zeros(4, 64)
 def one(): return Net(), torch.zeros(4, 6)
 def several(): return Net(), (torch.zeros(4, 6), torch.ones(4, 1))
 def by_name(): return Net(), {"x": torch.zeros(4, 6)}
@@ -145,6 +157,26 @@ def test_pytorchs_own_step_is_beside_the_plan(name: str, batch: tuple[str, ...])
     assert found["pytorch"]["peak_bytes"] == eager.as_json()["peak_bytes"] > 0
     weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
     assert eager.as_json()["peak_bytes"] >= 4 * weights
+
+
+def test_a_rank_of_fsdp2_is_beside_the_plan_of_a_rank() -> None:
+    """As from Python, with the members of lists of modules by themselves."""
+    words = ("--optimizer", "adamw", "--ranks", "4", "--shard", "parameters", "--json")
+    found = json.loads(ran("estimate", "nets_of_tests.nets:listed", "--as", "fsdp2", *words).stdout)
+    given = factory.made("nets_of_tests.nets:listed", None)
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": fp.optim.AdamW(1e-3), "ranks": 4}
+    eager, alone = (
+        fp.eager_memory(given.model, *given.args, shard=shard, **(options | more))
+        for shard, more in ((["layers.*"], {}), ((), {"ranks": 1}))
+    )
+    assert found["pytorch"]["peak_bytes"] == eager.as_json()["peak_bytes"] < alone.as_json()["peak_bytes"]
+    for model, framework, says in (
+        ("nets_of_tests.nets:one", "fsdp2", "no list of layers"),
+        ("mlp:batch=4,width=8,layers=1", "fsdp2", "runs a PyTorch module itself"),
+        ("nets_of_tests.nets:listed", "fsdp2:shard=no", "no part of the module"),
+    ):
+        done = ran("estimate", model, "--as", framework, "--ranks", "4")
+        assert done.exit_code == 2 and says in done.stderr
 
 
 def test_pytorchs_own_step_is_of_the_functions_own_example() -> None:
