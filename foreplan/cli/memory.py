@@ -135,7 +135,9 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
             raise UsageError("--as fsdp2 runs a PyTorch module itself: give package.module:make as MODEL")
         return compiled.as_pytorch(**variant)
     if shard == ():
-        shard = _lists_of(given.model)
+        from foreplan.eager.watched.ranks import members_of_lists
+
+        shard = members_of_lists(given.model)
     if settings.shapes or (settings.batch is not None and not given.takes_batch):
         raise UsageError(
             f"--as pytorch runs the module on the example of {model!r}: let its function take batch=, and leave "
@@ -159,17 +161,6 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
         variant=variant,
     )
     return Beside(eager, compiled.program, compiled.plan)
-
-
-def _lists_of(module: Any) -> tuple[str, ...]:
-    """The parts of a module that most users wrap by themselves: the members of its lists of modules."""
-    from torch.nn import ModuleList
-
-    lists = [name for name, part in module.named_modules() if isinstance(part, ModuleList)]
-    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if not outer:
-        raise UsageError("--as fsdp2: the module has no list of layers; say what is wrapped: --as fsdp2:shard=a+b")
-    return tuple(f"{name}.*" for name in outer)
 
 
 def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:

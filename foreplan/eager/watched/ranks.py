@@ -19,6 +19,19 @@ from foreplan.errors import UsageError
 from foreplan.patterns import close_names
 
 
+def members_of_lists(module: torch.nn.Module) -> tuple[str, ...]:
+    """The parts of a module that most users wrap by themselves, as patterns: the members of its lists of modules.
+
+    Raises:
+        UsageError: it has no such list.
+    """
+    lists = [name for name, part in module.named_modules() if isinstance(part, torch.nn.ModuleList)]
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if not outer:
+        raise UsageError("--as fsdp2: the module has no list of layers; say what is wrapped: --as fsdp2:shard=a+b")
+    return tuple(f"{name}.*" for name in outer)
+
+
 @contextmanager
 def sharded(
     module: torch.nn.Module, ranks: int, parts: Sequence[str], dtype: torch.dtype | None, device: str
