@@ -24,6 +24,7 @@ FORMS: tuple[tuple[str, Expr], ...] = (
     ("elu", ex.where(X > C, X, C * ex.call("expm1", ex.minimum(X, C)))),
     ("elu", ex.where(X > C, X, ex.call("expm1", ex.minimum(X, C)))),
     ("elu", C * ex.where(X > C, X, C * ex.call("expm1", ex.minimum(X, C)))),
+    ("sqrt", ex.where(X > C, ex.call("sqrt", ex.where(X > C, X, C)), C)),  # with a derivative of zero at zero
     ("silu", X * ex.sigmoid(X)),
     ("softplus", _SOFTPLUS),
     ("mish", X * ex.tanh(_SOFTPLUS)),

@@ -38,14 +38,16 @@ class Shard:
     def take(self, whole: np.ndarray, rank: int) -> np.ndarray:
         """The part of a rank, which may be a view."""
         extent = whole.shape[self.axis] // self.ranks
-        apart = whole.reshape(*whole.shape[: self.axis], self.blocks, self.ranks, -1, *whole.shape[self.axis + 1 :])
+        parts = (self.blocks, self.ranks, extent // self.blocks)  # no -1: there may be no element at all
+        apart = whole.reshape(*whole.shape[: self.axis], *parts, *whole.shape[self.axis + 1 :])
         part = apart[(slice(None),) * (self.axis + 1) + (rank,)]
         return part.reshape(*whole.shape[: self.axis], extent, *whole.shape[self.axis + 1 :])
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The whole tensor, from the parts of all ranks in their order."""
         shape = parts[0].shape
-        apart = [part.reshape(*shape[: self.axis], self.blocks, 1, -1, *shape[self.axis + 1 :]) for part in parts]
+        each = (self.blocks, 1, shape[self.axis] // self.blocks)
+        apart = [part.reshape(*shape[: self.axis], *each, *shape[self.axis + 1 :]) for part in parts]
         whole = np.concatenate(apart, self.axis + 1)
         return whole.reshape(*shape[: self.axis], shape[self.axis] * self.ranks, *shape[self.axis + 1 :])
 

@@ -163,6 +163,9 @@ def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[No
         assert isinstance(node.op, Map)
         inner.append(node)
         (expr,) = node.op.parsed
+        same = {value.dtype.name} == {each.dtype.name for each in node.inputs}
+        if same and isinstance(expr, Call) and expr.function == value.dtype.name:
+            (expr,) = expr.args  # a conversion to the type that all has already
         found = {each: _spelled_out(graph, each, leaves, inner) for each in dict.fromkeys(node.inputs)}
         return substitute(expr, [found[each] for each in node.inputs])
     if value not in leaves:

@@ -17,6 +17,7 @@ import foreplan
 from foreplan.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.functions import functions_traced
+from foreplan.frontend.torch.writes import writes
 
 if TYPE_CHECKING:
     import torch
@@ -134,30 +135,44 @@ def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
 
 
 def _same(training: Any, inference: Any) -> bool:
-    """Whether two programs differ in nothing but what ops are told of the mode, and in counters of batches."""
+    """Whether two programs differ in nothing but what ops are told of the mode, in counters of batches, and in whether
+    a tensor is contiguous.
+    """
     import torch
 
+    place: dict[torch.fx.Node, int] = {}
+
     def nodes(program: Any) -> list[torch.fx.Node]:
-        counting = _counting(program.graph)
-        return [node for node in program.graph.nodes if node not in counting]
+        counting, written = _counting(program.graph), writes(program.graph)
+        found: list[torch.fx.Node] = []
+        for node in program.graph.nodes:
+            if str(node.target) == "aten.contiguous.default" and node not in written:
+                place[node] = place[node.args[0]]
+            elif node not in counting:
+                place[node] = len(found)
+                found.append(node)
+        return found
+
+    def shown(node: torch.fx.Node) -> Any:
+        if node.op == "get_attr":
+            return node.op, _text_of(node)
+        given: dict[str, Any] = {"args": node.args, **node.kwargs}
+        if isinstance(node.target, torch._ops.OpOverload):
+            known = {each.name: each for each in node.target._schema.arguments}
+            given = dict(zip(known, node.args)) | dict(node.kwargs)
+            given = {key: x for key, x in given.items() if key not in _OF_MODE and not _is_default(known[key], x)}
+        return node.op, str(node.target), repr(torch.fx.map_arg(given, lambda other: f"%{place.get(other)}"))
 
     ours, theirs = nodes(training), nodes(inference)
     if len(ours) != len(theirs) or any(_in_any_mode(node) for node in theirs):
         return False
-    place = {node: i for i, node in enumerate(ours)} | {node: i for i, node in enumerate(theirs)}
-
-    def shown(node: torch.fx.Node) -> Any:
-        names = [each.name for each in node.target._schema.arguments] if hasattr(node.target, "_schema") else []
-        given = [
-            None if at < len(names) and names[at] in _OF_MODE else torch.fx.map_arg(each, lambda n: f"%{place[n]}")
-            for at, each in enumerate(node.args)
-        ]
-        named = {key: torch.fx.map_arg(each, lambda n: f"%{place[n]}") for key, each in node.kwargs.items()}
-        if node.op == "get_attr":
-            return node.op, _text_of(node)
-        return node.op, str(node.target), repr(given), repr({k: v for k, v in named.items() if k not in _OF_MODE})
-
     return all(shown(a) == shown(b) for a, b in zip(ours, theirs))
+
+
+def _is_default(argument: Any, given: Any) -> bool:
+    """Whether an op is told no more of an argument than if it were left out."""
+    plain = isinstance(given, bool | int | float | str | type(None))
+    return bool(plain and argument.has_default_value() and argument.default_value == given)
 
 
 def _in_any_mode(node: torch.fx.Node) -> bool:
