@@ -84,3 +84,17 @@ def phases(
                 found.append(alive.mark())
             del loss
     return found
+
+
+def most_within(record: Any, name: str) -> int:
+    """The most bytes that the allocator had given at once, more than when it began to be recorded, from where a region
+    of that name begins.
+    """
+    now = most = 0
+    for event in sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns()):
+        if event.name() == name:
+            most = now
+        elif event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most

@@ -26,7 +26,7 @@ from foreplan.eager.storage import Use  # noqa: E402
 from foreplan.eager.watched.loop import Recipe, run  # noqa: E402
 from foreplan.errors import UnsupportedError, UsageError  # noqa: E402
 from tests.profile import pick  # noqa: E402
-from tests.torch.alive import phases  # noqa: E402
+from tests.torch.alive import most_within, phases  # noqa: E402
 from tests.torch.test_eager import OPTIMIZERS, drawn, loss_of  # noqa: E402
 
 SEEDS = range(pick(8, 40, 400))
@@ -168,14 +168,7 @@ def test_gradients_are_summed_in_place_as_the_profiler_sees() -> None:
         loss = module(x)
         with record_function("backward pass"):
             loss.backward()
-    events = sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns())
-    now = most = 0
-    for event in events:
-        if event.name() == "backward pass":
-            most = now
-        elif event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
+    most = most_within(record, "backward pass")
     unseen, watched = (run(module, recipe(x, loss=lambda y: y), each).phases for each in (True, False))
     assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops
     assert watched[3].most - unseen[3].most == 128 * 64 * 4

@@ -22,7 +22,7 @@ from foreplan.eager import Variant, as_pytorch  # noqa: E402
 from foreplan.frontend import nn as ours  # noqa: E402
 from foreplan.frontend import spec, trace  # noqa: E402
 from tests.profile import pick  # noqa: E402
-from tests.torch.alive import phases  # noqa: E402
+from tests.torch.alive import most_within, phases  # noqa: E402
 
 SEEDS = range(pick(12, 60, 600))
 Rng = np.random.Generator
@@ -386,14 +386,7 @@ def test_gradients_are_summed_in_place_where_nothing_looks_on() -> None:
         del y
         with record_function("backward pass"):
             loss.backward()
-    events = sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns())
-    now = most = 0
-    for event in events:
-        if event.name() == "backward pass":
-            most = now
-        elif event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
+    most = most_within(record, "backward pass")
     graph = trace(mine, spec((128, 64)))
     unseen, watched = (as_pytorch(graph, "mean", None, Variant(), watched=each).phases for each in (False, True))
     assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops

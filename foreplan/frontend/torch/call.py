@@ -13,7 +13,6 @@ from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Builder, DType, Value, as_dtype
-from foreplan.ops.marks import ByMode
 from foreplan.ops.random import Random
 
 
@@ -102,8 +101,8 @@ class Call:
         return [None if x is None else self.value(x, dtype) for x in xs]
 
     def by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
-        """What inference gives, and what training does."""
-        return self.wrap(self.b.apply(ByMode(), inference.value, training.value))
+        """What inference gives, and what training does; in the program of inference, what is written for training."""
+        return self.reader.tracer.by_mode(inference, training) if self.training else training
 
     def random(self, distribution: str, shape: Sequence[int], dtype: DType, **attributes: float) -> Tensor:
         """Numbers that every step draws anew."""

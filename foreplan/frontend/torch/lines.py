@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer
 from foreplan.graph import Builder
+from foreplan.ops.marks import ByMode
 
 
 class Lines(Tracer):
@@ -17,6 +19,12 @@ class Lines(Tracer):
         """Where what comes next belongs."""
         self._builder.scope = f"{path}/" if path else ""
         self._line = line
+
+    def by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
+        """What inference gives, and what training does; one tensor for both is itself."""
+        if inference.value is training.value:
+            return training
+        return self.wrap(self.at().apply(ByMode(), inference.value, training.value))
 
     def at(self) -> Builder:
         """The builder, with new nodes attributed to the current line."""

@@ -22,7 +22,6 @@ from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Array, Graph, Kind, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.origin import ModuleOrigin
 from foreplan.ops.map import elementwise
-from foreplan.ops.marks import ByMode
 from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
@@ -204,11 +203,11 @@ class Reader:
             outputs, updates = forms[True] if True in forms else forms[False]
             if True in forms and False in forms:
                 others = forms[False][0]
-                outputs = {name: self._by_mode(others[name], y) if name in others else y for name, y in outputs.items()}
+                outputs = {name: self.tracer.by_mode(others.get(name, y), y) for name, y in outputs.items()}
             if True in forms:
                 for old, new in updates.items():
                     self.tracer.place(old.name.rpartition(".")[0], "")
-                    updates[old] = self._by_mode(self.tracer.wrap(old), new)
+                    updates[old] = self.tracer.by_mode(self.tracer.wrap(old), new)
                 self.tracer.place("", "")
             following = {old: new.value for old, new in updates.items()}
             if self._random_state is not None:
@@ -233,11 +232,6 @@ class Reader:
             if name != own:
                 aliases[name] = own
         return ModuleOrigin(aliases, constants, self._segments)
-
-    def _by_mode(self, inference: Tensor, training: Tensor) -> Tensor:
-        if inference.value is training.value:
-            return training
-        return self.tracer.wrap(self.tracer.at().apply(ByMode(), inference.value, training.value))
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:

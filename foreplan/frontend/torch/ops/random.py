@@ -27,7 +27,7 @@ def _dropout(c: Call, x: Any, p: float, train: bool) -> Any:
 def dropped(c: Call, x: Tensor, p: float) -> Any:
     """Dropout in training; in inference, too, where PyTorch's program of inference says so."""
     if p in (0, 1):
-        return x if not p else c.by_mode(x, x * 0.0) if c.training else x * 0.0
+        return x if not p else c.by_mode(x, x * 0.0)
     if c.training:
         return nn.dropout(x, p)
     return x * c.random("bernoulli", x.shape, x.value.dtype, p=1 - p) / (1 - p)
@@ -61,7 +61,7 @@ def _alpha_dropout(c: Call, x: Any, p: float, train: bool) -> Any:
     else:
         kept = dropped(c, as_tensor(np.ones(tensor.shape, tensor.dtype)), p)
     noisy = numbers(c, "alpha_dropout", lambda x, k: where(k > 0.0, x, bound) * a - a * bound * p, tensor, kept)
-    return c.by_mode(tensor, noisy) if c.training else noisy
+    return c.by_mode(tensor, noisy)
 
 
 @aten("rrelu", draws=True)
@@ -71,7 +71,7 @@ def _rrelu(c: Call, x: Any, low: float = 1 / 8, high: float = 1 / 3, train: bool
     if train:
         middle = as_tensor(np.full(c.shape, slope), c.dtype)
         slope = c.random("uniform", c.shape, c.dtype, low=float(low), high=float(high))
-        slope = c.by_mode(middle, slope) if c.training else slope
+        slope = c.by_mode(middle, slope)
     return numbers(c, "rrelu", lambda x, s: where(x > 0.0, x, x * s), x, slope)
 
 
