@@ -63,7 +63,7 @@ def _in_zip(path: Path) -> tuple[str, str]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # whatever zipfile raises at bytes that it did not write
         return "a damaged archive, perhaps of PyTorch", _TORCH
     ends = {name.rpartition("/")[2] for name in names}
     if "model.weights.h5" in ends:

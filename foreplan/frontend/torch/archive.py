@@ -80,15 +80,16 @@ def _checked(path: Path) -> dict[str, Any]:
     try:
         archive = torch._C.PyTorchFileReader(str(path))
         names = archive.get_all_records()
-        _check_kind(path, names)
         with zipfile.ZipFile(path) as members:
-            sizes = sum(each.file_size for each in members.infolist())
-        documents = {name: json.loads(archive.get_record(name)) for name in names if name.endswith(".json")}
-    except (RuntimeError, ValueError, zipfile.BadZipFile) as error:  # a RecursionError, of deep JSON, is one
+            packed = sum(each.file_size for each in members.infolist()) > os.path.getsize(path)
+        read = [] if packed else [name for name in names if name.endswith(".json")]
+        documents = {name: json.loads(archive.get_record(name)) for name in read}
+    except Exception as error:  # whatever PyTorch, zipfile and json raise at bytes that they did not write
         if told := _told(path):
             raise ModelError(f"{shown} is no exported program, but {told}") from None
         raise ModelError(f"{shown} is a damaged archive ({cause(error)}); {_AGAIN}") from None
-    if sizes > os.path.getsize(path):
+    _check_kind(path, names)
+    if packed:
         raise ModelError(f"{shown} holds more than its own bytes: no file of torch.export.save does; {_AGAIN}")
     for document in documents.values():
         _check_parts(shown, document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from foreplan.errors import ModelError
+from foreplan.cli.data import read_arrays
+from foreplan.errors import ForeplanError, ModelError
 from foreplan.frontend import from_onnx
 from tests.foreplan.shell import foreplan
 
@@ -43,6 +45,21 @@ def test_archives_are_told_by_what_they_hold(tmp_path: Path, name: str, entries:
     with pytest.raises(ModelError, match=what) as caught:
         from_onnx(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["pt", "onnx", "npz"])
+def test_an_archive_damaged_at_any_byte_is_refused(tmp_path: Path, end: str) -> None:
+    path = tmp_path / f"x.{end}"
+    archive(path, "x/data.pkl", "é.npy", "x.npy")
+    whole = path.read_bytes()
+    for at in range(4, len(whole)):
+        for change in (0xFF, 0x80, 0x01):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+            with pytest.raises(ForeplanError, match=re.escape(str(path))):
+                read_arrays(str(path)) if end == "npz" else from_onnx(path)
+        path.write_bytes(whole[:at])
+        with pytest.raises(ForeplanError, match=re.escape(str(path))):
+            read_arrays(str(path)) if end == "npz" else from_onnx(path)
 
 
 @pytest.mark.parametrize(
