@@ -25,8 +25,8 @@ class Verdict:
     """What was found of a module.
 
     Attributes:
-        kind: `right`, `right in float64` alone, `refused`, `not exported` by PyTorch, `drawn` where two calls of the
-            module itself differ, or `wrong`.
+        kind: `right`, `right in float64` alone, `refused`, `not exported` by PyTorch, or exported as another module,
+            `right where it draws nothing` of a module that draws random numbers in training mode, or `wrong`.
         why: what differs, or the reason of a refusal.
     """
 
@@ -58,20 +58,32 @@ def without_draws(module: nn.Module) -> nn.Module:
     return module.train()
 
 
+def without_ties(module: nn.Module) -> nn.Module:
+    """A module whose parameters are a little off what they begin with. Those that begin as zeros hide what they
+    multiply, and make ties: which of equal numbers are the largest is chance.
+    """
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                weight.add_(torch.randn_like(weight), alpha=0.02)
+    return module
+
+
 def judge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict:
     """The verdict on a module, whose weights stay."""
-    with torch.no_grad():
-        calls = (copy.deepcopy(module)(*copy.deepcopy(args), **copy.deepcopy(kwargs)) for _ in range(2))
-        once, again = ([y for y in pytree.tree_leaves(call) if isinstance(y, torch.Tensor)] for call in calls)
-    if not all(map(torch.equal, once, again)):
-        return Verdict("drawn")
+    right = "right"
+    if _draws(module, args, kwargs):
+        module.eval()
+        right = "right where it draws nothing"
+        if _draws(module, args, kwargs):
+            return Verdict("drawn")
     try:
-        off = _differences(copy.deepcopy(module), args, kwargs)
+        off = _differences(copied(module), args, kwargs)
         if max(off.values()) <= SINGLE:
-            return Verdict("right")
+            return Verdict(right)
         wide = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, (args, kwargs))
         try:
-            exact = _differences(copy.deepcopy(module).double(), *wide)
+            exact = _differences(copied(module).double(), *wide)
         except RuntimeError as error:  # PyTorch's own: an op that it has in float32 alone
             exact = {f"none ({error})": np.inf}
     except ForeplanError as error:
@@ -80,12 +92,31 @@ def judge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> V
     told = ", ".join(f"{name} {value:.0e}" for name, value in off.items())
     if max(exact.values()) <= DOUBLE:
         return Verdict("right in float64", told)
+    if apart := _export_is_off(module, args, kwargs):
+        return Verdict("not exported", f"PyTorch's own export gives other numbers than the module, by {apart:.0e}")
     return Verdict("wrong", f"{told}; in float64 " + ", ".join(f"{name} {value:.0e}" for name, value in exact.items()))
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy, also of a module that keeps a weight which it has computed from others."""
+    for part in module.modules():
+        for name, x in vars(part).items():
+            if isinstance(x, torch.Tensor) and x.grad_fn is not None:
+                vars(part)[name] = x.detach()
+    return copy.deepcopy(module)
+
+
+def _draws(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two calls of a module give two results."""
+    with torch.enable_grad():  # within a module there may be a gradient
+        calls = (copied(module)(*copy.deepcopy(args), **copy.deepcopy(kwargs)) for _ in range(2))
+        once, again = ([y for y in pytree.tree_leaves(call) if isinstance(y, torch.Tensor)] for call in calls)
+    return not all(map(torch.equal, once, again))
+
+
 def _differences(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
-    ours, theirs = Squares(module).train(), Squares(copy.deepcopy(module)).train()
-    graph = fp.from_torch(ours, *args, kwargs=kwargs)
+    ours, theirs = Squares(module), Squares(copied(module))  # in training mode, whatever their parts are in
+    graph = fp.from_torch(ours, *args, kwargs=kwargs, check=False)  # what differs is measured here
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     feeds = {value.name: x.numpy() for value, x in zip(graph.inputs, tensors, strict=True)}
     before = {name: weight.detach().clone() for name, weight in theirs.named_parameters()}
@@ -108,11 +139,22 @@ def _differences(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if name in found and weight.numel()
     ]
     (value,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds).outputs.values()
-    with torch.no_grad():
-        want = theirs.eval()(*args, **kwargs).item()
+    want = theirs.eval()(*args, **kwargs).item()
     # Of weights, a hundredth of the largest change is as much as 1e-5 of a loss.
     weights = max(apart, default=0.0) / (moved or 1.0) * (1e-3 if max(apart, default=0.0) > 1e-6 else 0.0)
     return {"losses": max(losses), "weights": weights, "inference": _relative(float(value), want)}
+
+
+def _export_is_off(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """How far the program that PyTorch exports is off the module, run by PyTorch itself; 0 within rounding."""
+    program = torch.export.export(copied(module), args, kwargs, strict=False)
+    with torch.no_grad():
+        called = (each(*copy.deepcopy(args), **copy.deepcopy(kwargs)) for each in (program.module(), module))
+        found, want = ([y for y in pytree.tree_leaves(y) if isinstance(y, torch.Tensor)] for y in called)
+    off = max(
+        float((x.double() - y.double()).abs().max() / (y.double().abs().max() + 1e-6)) for x, y in zip(found, want)
+    )
+    return off if off > 1e-4 else 0.0
 
 
 def _relative(found: float, want: float) -> float:
