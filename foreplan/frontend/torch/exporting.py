@@ -17,6 +17,7 @@ import foreplan
 from foreplan.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.functions import functions_traced
+from foreplan.frontend.torch.transforms import transforms_traced
 from foreplan.frontend.torch.writes import writes
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             _quiet(),
             checkpoints_marked() as checkpointed,
             functions_traced(checkpointed),
+            transforms_traced(),
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)

@@ -138,6 +138,7 @@ class Reader:
 
     def form(self, program: Any, training: bool) -> tuple[dict[str, Tensor], dict[Value, Tensor]]:
         """The outputs of a program by name, and what its buffers become."""
+        from torch._subclasses import FakeTensor
         from torch.export.graph_signature import InputKind, TensorArgument
 
         run = Run(self, training)
@@ -157,6 +158,8 @@ class Reader:
                     content = tensor
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 content = program.constants[spec.target].detach()
+                if isinstance(content, FakeTensor):
+                    raise UnsupportedError(f"PyTorch's export kept {spec.target} without its content")
                 content = content.clone() if node in written else content
             elif spec.kind is InputKind.USER_INPUT:
                 content = self._input(node) if isinstance(spec.arg, TensorArgument) else spec.arg.value

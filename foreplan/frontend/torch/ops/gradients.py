@@ -1,4 +1,4 @@
-"""The ops that tie a result to its gradient: see `functions.py`."""
+"""The ops that tie a result to its gradient, and those that ask for one: see `functions.py` and `transforms.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.functions import COTANGENT, TIED
 from foreplan.frontend.torch.table import aten
+from foreplan.frontend.torch.transforms import ARGUMENT, GRADIENT
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.graph import Value
 from foreplan.ops.custom_gradient import with_gradient
+from foreplan.ops.marks import Gradient, StraightThrough
 
 
 @aten(COTANGENT)
@@ -39,3 +42,19 @@ def _fitting(c: Call, gradient: Any, x: Value) -> Value | None:
     axes = tuple(i for i, n in enumerate(g.shape) if i < extra or (x.shape[i - extra] == 1 and n != 1))
     total = np.sum(g, axis=axes, keepdims=True) if axes else g
     return c.value(total.reshape(x.shape) if total.shape != x.shape else total)
+
+
+@aten(ARGUMENT, draws=True)  # in so far as it is never computed while importing
+def _argument(c: Call, x: Any) -> Tensor:
+    """x, as a value that nothing else reads: what a function is differentiated by."""
+    value = c.value(x)
+    return c.wrap(c.b.apply(StraightThrough(), value, value))
+
+
+@aten(GRADIENT, draws=True)
+def _gradient(c: Call, y: Any, xs: Sequence[Any]) -> list[Tensor]:
+    if not all(isinstance(x, Tensor) for x in xs):
+        raise UnsupportedError(
+            "a gradient with respect to a tensor that is known while importing; make it an input or a parameter"
+        )
+    return [c.wrap(g) for g in c.b.node(Gradient(), c.value(y), *(x.value for x in xs))]
