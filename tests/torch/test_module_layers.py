@@ -251,6 +251,9 @@ def _twin(module: nn.Module) -> nn.Module:
 def test_lines_are_those_of_the_users_own_code() -> None:
     graph = fp.from_torch(Layer(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.randn(2, 4))
     assert {node.source.partition(":")[0] for node in graph.nodes} == {"test_module_layers.py"}
+    graph = fp.from_torch(Calls(copied, (4, 5)), torch.randn(4, 5))  # in a function that `forward` calls
+    first = copied.__code__.co_firstlineno
+    assert {node.source for node in graph.nodes} <= {f"test_module_layers.py:{first + i}" for i in range(7)}
 
 
 def test_what_has_no_graph_is_refused_by_name() -> None:

@@ -9,6 +9,7 @@ Importing this package does not import `torch`.
     exporting.py  the module's programs, in training mode and in evaluation mode
     functions.py  autograd functions, whose backward is traced too
     transforms.py gradients within a module, and functions mapped over items
+    frames.py     lines of the user's own code
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn
     opened.py     what PyTorch makes of an op that has no entry in the table

@@ -6,16 +6,13 @@ import contextlib
 import io
 import logging
 import operator
-import os
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import foreplan
 from foreplan.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
+from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
 from foreplan.frontend.torch.transforms import transforms_traced
 from foreplan.frontend.torch.writes import writes
@@ -67,6 +64,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             checkpoints_marked() as checkpointed,
             functions_traced(checkpointed),
             transforms_traced(),
+            functions_kept(),
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)
@@ -210,16 +208,5 @@ def cause(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_users())]
-    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line})" if own else ""
     way = f". {_ON_DATA}" if "data-dependent" in said else ""
-    return f"{said}{where}{way}"
-
-
-@cache
-def _not_users() -> tuple[str, ...]:
-    """Folders of code that is none of the user's."""
-    import torch
-
-    return tuple(f"{os.path.dirname(each)}{os.sep}" for each in (torch.__file__, str(foreplan.__file__), os.__file__))
+    return f"{said}{line_of_error(error)}{way}"

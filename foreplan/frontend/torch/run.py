@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from foreplan.errors import ForeplanError, ShapeError, UnsupportedError
 from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.checkpoints import mark_of
+from foreplan.frontend.torch.frames import line_of
 from foreplan.frontend.torch.known import MOST_KNOWN, array_of
 from foreplan.frontend.torch.opened import opened
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
@@ -91,7 +91,7 @@ class Run:
 
     def _place(self, node: torch.fx.Node) -> tuple[str, str]:
         """The module and the line that a node belongs to."""
-        return self._within or (_path(node), _line(node))
+        return self._within or (_path(node), line_of(node))
 
     def _result(self, node: torch.fx.Node) -> Any:
         import torch
@@ -429,12 +429,3 @@ def _path(node: torch.fx.Node) -> str:
     """The module that a node is in, as `named_modules` calls it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return next((re.sub(r"@\d+", "", path) for path, _ in reversed(stack) if path), "")
-
-
-def _line(node: torch.fx.Node) -> str:
-    """`file.py:12` of the innermost line that is not PyTorch's own, or of the innermost one if all are."""
-    import torch
-
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    theirs = [each for each in frames if not each[0].startswith(os.path.dirname(torch.__file__))] or frames
-    return f"{os.path.basename(theirs[-1][0])}:{theirs[-1][1]}" if theirs else ""

@@ -121,7 +121,7 @@ def _jvp(
     strict: bool = False,
     has_aux: bool = False,
 ) -> Any:
-    """What `torch.func.jvp` gives: a vector-Jacobian product is linear in its vector, and the gradient by that is this."""
+    """What `torch.func.jvp` gives: the gradient of a vector-Jacobian product, by its vector."""
     import torch
     from torch.utils import _pytree as pytree
 

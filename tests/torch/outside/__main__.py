@@ -1,7 +1,7 @@
 """`python -m tests.torch.outside [WORD ...]`: judge modules of other people, into benchmarks/results/ and a page.
 
-All models of transformers, timm, torchvision and diffusers, the layers of `torch.nn`, networks written here; or those whose
-name has one of the words. The verdicts go to benchmarks/results/torch-outside.json, a table of their counts to
+All models of transformers, timm, torchvision and diffusers, the layers of `torch.nn`, networks written here; or those
+whose name has one of the words. The verdicts go to benchmarks/results/torch-outside.json, a table of their counts to
 docs/from-pytorch.md. All of them take an hour on one core; each library is a process of its own.
 """
 
