@@ -15,6 +15,7 @@ from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
 from foreplan.frontend.torch.transforms import transforms_traced
+from foreplan.frontend.torch.unseen import seen
 from foreplan.frontend.torch.writes import writes
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             functions_traced(checkpointed),
             transforms_traced(),
             functions_kept(),
+            seen(module),
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)

@@ -24,7 +24,7 @@ def functions_traced(checkpointed: Callable[..., Any]) -> Iterator[None]:
     import torch
     from torch.utils.checkpoint import CheckpointFunction
 
-    _define()
+    define()
     function: Any = torch.autograd.Function
     before = function.__dict__["apply"]
 
@@ -104,8 +104,8 @@ def _traced(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @cache
-def _define() -> Any:
-    """The two ops, for as long as the process lives."""
+def define() -> Any:
+    """The library of foreplan's own ops, with the two, for as long as the process lives."""
     import torch
 
     library = torch.library.Library("foreplan", "FRAGMENT")

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.pairs import Pair, as_pair
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph import Kind
 from foreplan.ops.join import concat
+from foreplan.ops.marks import StopGradient, StraightThrough
 from foreplan.ops.shape import reshape, slice_axis
 
 if TYPE_CHECKING:
@@ -29,12 +32,16 @@ class _View:
         replay: computes the view again from another content.
         known: the same for a PyTorch tensor, which has strides.
         shape: of the tensor that is seen.
+        stops: whether no gradient comes back of the view, so that what is written into it has none either.
+        is_same: whether it is the tensor itself.
     """
 
     of: torch.fx.Node
     replay: Replay
     known: Replay
     shape: tuple[int, ...]
+    stops: bool = False
+    is_same: bool = False
 
 
 class Places:
@@ -44,6 +51,7 @@ class Places:
         self.content: dict[torch.fx.Node, Any] = {}
         self._views: dict[torch.fx.Node, _View] = {}
         self._viewers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self._hooked: set[torch.fx.Node] = set()
 
     def __getitem__(self, node: torch.fx.Node) -> Any:
         return self.content[node]
@@ -52,29 +60,63 @@ class Places:
         self.content[node] = content
 
     def view(
-        self, node: torch.fx.Node, of: torch.fx.Node, shape: tuple[int, ...], replay: Replay, known: Replay
+        self,
+        node: torch.fx.Node,
+        of: torch.fx.Node,
+        shape: tuple[int, ...],
+        replay: Replay,
+        known: Replay,
+        stops: bool = False,
+        is_same: bool = False,
     ) -> None:
         """One node sees the elements of another one, whose shape is given."""
-        self._views[node] = _View(of, replay, known, shape)
+        self._views[node] = _View(of, replay, known, shape, stops, is_same)
         self._viewers.setdefault(of, []).append(node)
 
     def alias(self, node: torch.fx.Node, of: torch.fx.Node, shape: tuple[int, ...]) -> None:
         """One node is the same tensor as another one."""
-        self.view(node, of, shape, lambda content: content, lambda content: content)
+        self.view(node, of, shape, lambda content: content, lambda content: content, is_same=True)
+
+    def tensor_of(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The first node that is the same tensor."""
+        while (view := self._views.get(node)) is not None and view.is_same:
+            node = view.of
+        return node
+
+    def hook(self, node: torch.fx.Node, new: Any) -> None:
+        """A tensor has the same content with another gradient, which what it is a view of has not."""
+        self.content[node] = new
+        self._hooked.add(node)
 
     def write(self, node: torch.fx.Node, new: Any) -> None:
         """A tensor has another content: so has what it is a view of, and so have all views of that."""
         while (view := self._views.get(node)) is not None:
-            new = _put_back(view, self.content[view.of], new)
-            node = view.of
+            old, node = self.content[view.of], view.of
+            whole = _put_back(view, old, new)
+            new = without_gradient(whole, old) if view.stops else whole
         self._follow(node, new)
 
     def _follow(self, node: torch.fx.Node, new: Any) -> None:
         pending = [(node, new)]
         while pending:
             node, content = pending.pop()
+            if content is not new and node in self._hooked:
+                raise UnsupportedError("a tensor is written of which a view has a hook; register the hook after that")
             self.content[node] = content
             pending += [(viewer, self._views[viewer].replay(content)) for viewer in self._viewers.get(node, ())]
+
+
+def without_gradient(new: Any, old: Any) -> Any:
+    """What a tensor becomes that is written where no gradient is recorded: it has still the gradient that it had."""
+    if isinstance(new, Pair):
+        before = as_pair(array_of(old)) if not isinstance(old, Tensor | Pair) else as_pair(old)
+        return Pair(without_gradient(new.real, before.real), without_gradient(new.imag, before.imag))
+    if not isinstance(new, Tensor) or not new.value.dtype.is_float:
+        return new
+    had = isinstance(old, Tensor) and old.value.kind is Kind.ACTIVATION and old.value.type == new.value.type
+    b = new.tracer.at()
+    value = b.apply(StraightThrough(), new.value, old.value) if had else b.apply(StopGradient(), new.value)
+    return Tensor(new.tracer, value)
 
 
 def _put_back(view: _View, whole: Any, part: Any) -> Any:

@@ -16,11 +16,14 @@ from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.checkpoints import mark_of
 from foreplan.frontend.torch.frames import line_of
+from foreplan.frontend.torch.functions import COTANGENT
 from foreplan.frontend.torch.known import MOST_KNOWN, array_of
 from foreplan.frontend.torch.opened import opened
+from foreplan.frontend.torch.ops.gradients import hooked
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
-from foreplan.frontend.torch.places import Places
+from foreplan.frontend.torch.places import Places, without_gradient
 from foreplan.frontend.torch.table import Entry, entry
+from foreplan.frontend.torch.unseen import HOOKED
 from foreplan.frontend.torch.writes import attribute, op_name, written_by
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -34,6 +37,7 @@ _CHECKS = ("_assert", "_check", "sym_constrain", "sym_stride", "_functional_asse
 _SIZES = ("sym_size", "sym_numel")  # of what is known now, though PyTorch did not know it yet
 
 
+_NO_USES = (f"{COTANGENT.replace('::', '.')}.default",)
 _PLACES = ("device", "pin_memory", "layout", "out")  # where a result lies, which is nothing to a graph
 
 
@@ -123,6 +127,8 @@ class Run:
             return shape[args[1]] if len(args) > 1 else math.prod(shape)
         if name.startswith(_CHECKS):
             return None
+        if name == HOOKED:
+            return self._hooked(node, *args)
         if name == "as_strided" and not node.args[0].meta["val"].is_contiguous():
             raise UnsupportedError("as_strided of a tensor that is not contiguous; call contiguous() before it")
         known = entry(name)
@@ -161,6 +167,16 @@ class Run:
         if isinstance(result, torch.Tensor):
             self._learn(result.shape, node.meta.get("val"))
         return result
+
+    def _hooked(self, node: torch.fx.Node, x: Any, cotangent: Tensor, gradient: Any) -> None:
+        """From here on, a tensor has the gradient that a hook makes of its own."""
+        of: Any = node.args[0]
+        used = [user for user in of.users if user in self.places.content and str(user.target) not in _NO_USES]
+        if used:
+            raise UnsupportedError(
+                f"a hook is registered on a tensor after {used[0].target} has read it; register it before that"
+            )
+        self.places.hook(of, hooked(Call(self.reader, "hooked", None, self.training), x, cotangent, gradient))
 
     # Sizes that PyTorch does not know when it exports, of masks and counts that are known here.
 
@@ -351,7 +367,8 @@ class Run:
             return self._called(call, known, [content, *rest], more)
 
         shape = tuple(of.meta["val"].shape) if isinstance(of.meta.get("val"), torch.Tensor) else ()
-        self.places.view(node, of, shape, replay, lambda content: target(content, *rest, **more))
+        known_replay = lambda content: target(content, *rest, **more)  # noqa: E731
+        self.places.view(node, of, shape, replay, known_replay, stops=name in ("detach", "detach_"))
 
     def _view_of_piece(self, node: torch.fx.Node, whole: torch.fx.Node, at: Any) -> None:
         """One of the pieces that a split gives: its views go on from there."""
@@ -374,8 +391,7 @@ class Run:
     def _higher_order(self, node: torch.fx.Node, name: str, args: list[Any]) -> Any:
         if name == "wrap_with_set_grad_enabled":
             enabled, body, *given = args
-            results = self._region(node, body, given, stopped=not enabled)
-            return results if enabled else [self.stopped(each) for each in results]
+            return self._region(node, body, given, stopped=not enabled)
         if name == "wrap_with_autocast":
             _, dtype, enabled, _, body, *given = args
             before, self._autocast = self._autocast, dtype if enabled else None
@@ -398,8 +414,16 @@ class Run:
         for holder, content, place in zip(holders, given, outside):
             if self.places[holder] is not content and isinstance(place, torch.fx.Node):
                 new = self.places[holder]
-                self.places.write(place, self.stopped(new) if stopped else new)
-        return results
+                self.places.write(place, without_gradient(new, content) if stopped else new)
+        # A result may be an argument, written: it has the gradient that the argument has.
+        arguments = dict(zip(holders, outside))
+        made = [each for each in next(iter(reversed(body.graph.nodes))).args[0]]
+        pieces = [arguments.get(self.places.tensor_of(x)) if isinstance(x, torch.fx.Node) else None for x in made]
+        self._pieces[node] = pieces
+        return [
+            self.places[place] if isinstance(place, torch.fx.Node) else self.stopped(each) if stopped else each
+            for place, each in zip(pieces, results, strict=True)
+        ]
 
     def _cond(self, node: torch.fx.Node, condition: Any, yes: Any, no: Any, given: Sequence[Any]) -> list[Any]:
         """Both branches, of whose results one is taken; a condition that is known takes it at once."""
@@ -420,6 +444,8 @@ class Run:
 
     def stopped(self, x: Any) -> Any:
         """A result of which no gradient comes back."""
+        if isinstance(x, Pair):
+            return Pair(self.stopped(x.real), self.stopped(x.imag))
         if isinstance(x, Tensor) and x.value.dtype.is_float:
             return self.reader.tracer.wrap(self.reader.tracer.at().apply(StopGradient(), x.value))
         return x

@@ -33,6 +33,13 @@ def _tied(
     return [c.wrap(y) for y in with_gradient(c.b, results, tensors, [g.value for g in cotangents], found)]
 
 
+def hooked(c: Call, x: Any, cotangent: Tensor, gradient: Any) -> Tensor:
+    """A tensor as it is, whose gradient is what a hook made of it: see `unseen.py`."""
+    tensor = c.value(x)
+    (y,) = with_gradient(c.b, [tensor], [tensor], [cotangent.value], [_fitting(c, gradient, tensor)])
+    return c.wrap(y)
+
+
 def _fitting(c: Call, gradient: Any, x: Value) -> Value | None:
     """A gradient in its tensor's shape and type: PyTorch adds up what a tensor was broadcast to."""
     if gradient is None or not x.dtype.is_float:

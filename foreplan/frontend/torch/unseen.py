@@ -1,0 +1,178 @@
+"""What an export passes over in silence: hooks of gradients, `.data`, inference mode, seeds. It sees them here, or they
+are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.functions import define
+
+if TYPE_CHECKING:
+    import torch
+
+HOOKED = "foreplan::hooked"
+
+
+@contextlib.contextmanager
+def seen(module: torch.nn.Module) -> Iterator[None]:
+    """While the body exports a module, these are ops of the export, or refused.
+
+    Raises:
+        UnsupportedError: the module has hooks that no graph has.
+    """
+    with _hooks_traced(module), _inference_mode(), _data(), _seeds():
+        yield
+
+
+@contextlib.contextmanager
+def _with(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """While the body runs, an attribute of a class or module is another one."""
+    own = vars(owner)
+    had, before = name in own, own.get(name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+# Hooks.
+
+
+class _Handle:
+    """Of a hook that stays."""
+
+    def remove(self) -> None:
+        """PyTorch would run the backward pass without it."""
+        raise UnsupportedError("forward removes a hook before the backward pass; leave out both")
+
+
+@contextlib.contextmanager
+def _hooks_traced(module: torch.nn.Module) -> Iterator[None]:
+    import torch
+
+    _define()
+    of_parameters = _hooks_of(module)
+    hooked: list[torch.Tensor] = []
+
+    def register_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> _Handle:
+        if not tensor.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if any(tensor is each for each in hooked):
+            raise UnsupportedError("forward registers two hooks of one tensor; let one hook do both")
+        hooked.append(tensor)
+        _trace(tensor, [hook])
+        return _Handle()
+
+    def begin(root: torch.nn.Module, _: Any) -> None:
+        for name, hooks in of_parameters.items():
+            parameter = root.get_parameter(name)
+            hooked.append(parameter)
+            _trace(parameter, hooks)
+
+    handle = module.register_forward_pre_hook(begin, prepend=True)
+    try:
+        with _with(torch.Tensor, "register_hook", register_hook):
+            yield
+    finally:
+        handle.remove()
+
+
+def _hooks_of(module: torch.nn.Module) -> dict[str, list[Callable[[Any], Any]]]:
+    """The hooks of parameters, by their names."""
+    for path, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise UnsupportedError(
+                f"{path or 'the module itself'} has a backward hook, which an export loses; remove it "
+                "(handle.remove()), or let forward register it on a tensor (y.register_hook)"
+            )
+    found = {}
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UnsupportedError(
+                f"{name!r} has a hook that PyTorch runs when its gradient is there, and a step has its optimizer "
+                "instead; remove it (handle.remove())"
+            )
+        if parameter._backward_hooks:
+            found[name] = list(parameter._backward_hooks.values())
+    return found
+
+
+def _trace(tensor: torch.Tensor, hooks: Sequence[Callable[[Any], Any]]) -> None:
+    """Put what hooks make of a tensor's gradient into the graph that is being traced."""
+    import torch
+
+    ops: Any = torch.ops.foreplan
+    stand_in = gradient = ops.cotangent(tensor)
+    for hook in hooks:
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    ops.hooked(tensor, stand_in, gradient)
+
+
+@cache
+def _define() -> None:
+    import torch
+    import torch.fx.node
+
+    library = define()
+    library.define("hooked(Tensor x, Tensor cotangent, Tensor gradient) -> ()")
+    for key in ("CompositeExplicitAutograd", "Meta"):
+        library.impl("hooked", lambda x, cotangent, gradient: None, key)
+    torch.fx.node.has_side_effect(torch.ops.foreplan.hooked.default)
+
+
+# Modes and memory.
+
+
+@contextlib.contextmanager
+def _inference_mode() -> Iterator[None]:
+    """An export does not have it; it has `torch.no_grad`, of which the same gradients come."""
+    import torch
+
+    running: list[Any] = []
+
+    def enter(mode: Any) -> None:
+        running.append(torch.no_grad() if mode.mode else contextlib.nullcontext())
+        running[-1].__enter__()
+
+    def leave(_: Any, *error: Any) -> None:
+        running.pop().__exit__(*error)
+
+    kind = torch.inference_mode
+    with _with(kind, "__enter__", enter), _with(kind, "__exit__", leave):
+        yield
+
+
+@contextlib.contextmanager
+def _data() -> Iterator[None]:
+    """`x.data` is a tensor that an export does not know; `x.detach()` has the same bytes and as little gradient."""
+    import torch
+
+    def assigned(tensor: torch.Tensor, new: torch.Tensor) -> None:
+        tensor.detach().copy_(new)
+
+    with _with(torch.Tensor, "data", property(lambda tensor: tensor.detach(), assigned)):
+        yield
+
+
+@contextlib.contextmanager
+def _seeds() -> Iterator[None]:
+    import torch
+
+    def manual_seed(seed: int) -> None:
+        raise UnsupportedError(
+            f"forward sets the seed of random numbers (torch.manual_seed({seed})), so that each step draws the same "
+            "ones, and a step of foreplan draws new ones; leave it out"
+        )
+
+    with _with(torch, "manual_seed", manual_seed), _with(torch.random, "manual_seed", manual_seed):
+        yield
