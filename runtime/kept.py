@@ -257,14 +257,16 @@ class Kept:
             self._broken = before
 
     def to_torch(self, module: torch.nn.Module) -> None:
-        """Write weights, changed by their adapters, and running statistics into a PyTorch module with the same names.
+        """Write weights, changed by their adapters, running statistics and whatever else forward writes into a PyTorch
+        module with the same names.
 
         Raises:
             UsageError, SessionError: see `foreplan.runtime.torch_state.write_state`.
         """
         from foreplan.runtime.torch_state import write_state
 
-        write_state(self.state_dict(merged=True), module)
+        state = self.state_dict(merged=True)
+        write_state(state, module, {name: self.stored[name] for name in self._origin.unlisted - state.keys()})
 
     def to_onnx(self, path: str | Path, form: str = "model") -> list[Path]:
         """Write the model with its present weights as an ONNX file, for other tools.

@@ -199,7 +199,7 @@ def match(
     renamed, others = names.applied(path, entries)
     renamed = _untied(path, renamed, origin)
     kept = {key: each for key, each in values.items() if not names.skips(key)}
-    missing = tuple(key for key in kept if key not in renamed and not _is_counter(key, kept))
+    missing = tuple(key for key in kept if not (key in renamed or key in origin.unlisted or _is_counter(key, kept)))
     foreign = (*(name for name in renamed if name not in values and not _is_counter(name, values)), *others)
     if missing and (strict or len(missing) == len(kept)):
         raise SessionError(f"{path!r} is of another model: it has no {missing[0]!r}{_hint(missing[0], entries)}")

@@ -259,6 +259,50 @@ def _detached(_: Path) -> None:
     np.testing.assert_allclose(step.step({"x": x, "w": w}).gradients["w"], x * w)
 
 
+class Hooked(Stopped):
+    """Hooks of a tensor and of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second.weight.register_hook(lambda g: g.clamp(-0.01, 0.01))
+
+    def forward(self, x: Any) -> Any:
+        """Scores of three classes."""
+        y = self.first(x)
+        y.register_hook(lambda g: -g)
+        return self.third(y * self.second(x))
+
+
+@row("`y.register_hook(hook)`")
+def _hooked(_: Path) -> None:
+    module = net(Hooked)
+    session = session_of(module, fp.optim.SGD(0.1))
+    two_steps(session, module, torch.optim.SGD(module.parameters(), 0.1))
+
+
+class Writes(Stopped):
+    """A buffer, and a tensor that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.scale = torch.ones(8)
+
+    def forward(self, x: Any) -> Any:
+        """Scores of three classes."""
+        y = self.first(x)
+        self.mean.mul_(0.9).add_(0.1 * y.detach().mean(0))
+        self.scale.mul_(1.1)
+        return self.third((y - self.mean) * self.scale)
+
+
+@row("a buffer, or a tensor attribute")
+def _written(_: Path) -> None:
+    module = net(Writes)
+    session = session_of(module, fp.optim.SGD(0.1))
+    two_steps(session, module, torch.optim.SGD(module.parameters(), 0.1))
+
+
 class Straight(torch.autograd.Function):
     """Rounds; its gradient is three times what comes, so that no other rule gives it."""
 

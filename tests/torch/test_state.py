@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
 
+from safetensors.numpy import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
@@ -43,8 +44,6 @@ class Kept(nn.Module):
 
 
 def test_the_state_of_a_session_is_all_that_the_module_has(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
     module, x = Kept(), torch.randn(5, 4)
     session = fp.compile(fp.from_torch(module, x), fp.losses.mean, fp.optim.AdamW(0.1), target="numpy").bind()
     for _ in range(2):
@@ -67,6 +66,47 @@ def test_the_state_of_a_session_is_all_that_the_module_has(tmp_path: Path) -> No
         fp.SessionError, match=r"another 'order' than the module, whose int64\[4\] the model was computed"
     ):
         session.load(tmp_path / "theirs.safetensors")
+
+
+class Passing(nn.Module):
+    """Writes what its state_dict does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), torch.ones(4)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        """[N, 4]."""
+        y = self.layer(x)
+        self.mean.mul_(0.9).add_(y.detach().mean(0))
+        self.scale.mul_(1.1)
+        return (y - self.mean) * self.scale
+
+
+def test_what_is_not_in_a_state_dict_is_kept_and_not_in_the_session_s(tmp_path: Path) -> None:
+    module, theirs, x = Passing(), Passing(), torch.randn(5, 4)
+    theirs.load_state_dict(module.state_dict())
+    session = fp.compile(fp.from_torch(module, x), fp.losses.mean, fp.optim.SGD(0.1), target="numpy").bind()
+    session.save(tmp_path / "begin.safetensors")
+    for _ in range(2):
+        session.step({"x": x.numpy()})
+        loss = theirs(x).mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in theirs.parameters():
+                p.sub_(0.1 * p.grad)
+                p.grad = None
+    assert session.state_dict().keys() == module.state_dict().keys()
+    session.to_torch(module)
+    for found, wanted in ((module.mean, theirs.mean), (module.scale, theirs.scale)):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(module.state_dict(), theirs.state_dict())
+    save_file(session.state_dict(), tmp_path / "theirs.safetensors")
+    session.load(tmp_path / "theirs.safetensors")
+    session.load(tmp_path / "begin.safetensors", state=False)
+    session.to_torch(module)
+    assert (module.mean == 0).all() and (module.scale == 1).all()
 
 
 @pytest.mark.parametrize("name", few(list(MODULES), [i for i, name in enumerate(MODULES) if name in SOME]))

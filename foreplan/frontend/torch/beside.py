@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.errors import ModelError
+from foreplan.frontend.torch.attributes import kept
 from foreplan.frontend.torch.exporting import cause, in_mode
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.reader import named_leaves
@@ -41,7 +42,8 @@ def one_pass(
     training: bool,
     noise: float = 0.0,
 ) -> Pass:
-    """Run a module forward and backward on an example; it stays as it is.
+    """Run a module on an example, and then forward and backward once more, when what one call leaves for the next one
+    counts; it stays as it is.
 
     Args:
         weights: names of the parameters whose gradients are wanted.
@@ -66,6 +68,7 @@ def one_pass(
             given = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (example, dict(kwargs)))
             for weight in held:
                 weight.requires_grad_()
+            module(*given[0], **given[1])
             leaves = dict(named_leaves(module(*given[0], **given[1])))
             outputs = {key: y for key, y in leaves.items() if isinstance(y, torch.Tensor) and y.is_floating_point()}
             parts = [
@@ -95,14 +98,15 @@ def _wide(tensor: torch.Tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def _as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Whatever the body does to parameters, buffers and PyTorch's random state is undone."""
+    """Whatever the body does to parameters, buffers, attributes and PyTorch's random state is undone."""
     import torch
 
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
     with torch.random.fork_rng(sorted({t.device.index or 0 for t in held if t.device.type == "cuda"})):
         try:
-            yield
+            with kept(module):
+                yield
         finally:
             with torch.no_grad():
                 for tensor, (content, learns) in zip(held, before):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import operator
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
@@ -41,18 +43,48 @@ def torch_here() -> Any:
     return torch
 
 
-def programs(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[bool, Any]:
-    """The module's programs, by whether they are those of training mode; that one alone if it says all.
+def programs(
+    module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[bool, Any], list[str]]:
+    """The module's programs, by whether they are those of training mode; that one alone if it says all. And notes.
 
     Raises:
         ModelError: PyTorch cannot export the module; has the reason that PyTorch gives.
-        UnsupportedError: it has a part that is lost when it is exported.
+        UnsupportedError: it has a part that is lost when it is exported, or computes something else at each call.
     """
     with in_mode(module, True):
-        training = _exported(module, example, kwargs)
+        training, notes = _of_every_call(module, example, kwargs)
     with in_mode(module, False):
-        inference = _exported(module, example, kwargs)
-    return {True: training} if _same(training, inference) else {True: training, False: inference}
+        inference, _ = _of_every_call(module, example, kwargs)
+    forms = {True: training} if _same(training, inference) else {True: training, False: inference}
+    return forms, notes
+
+
+def _of_every_call(
+    module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """The program of a module, which is that of its next call too, whatever attributes the first one changes."""
+    with kept(module):
+        with watched(module) as changes:
+            program = _exported(module, example, kwargs)
+        notes = [f"the result {name!r}, a {kind}, is left out" for name, kind in changes.left_out.items()]
+        if not changes.after:
+            return program, notes
+        changes.apply()
+        with watched(module) as more:
+            again = _exported(module, example, kwargs)
+        if not _alike(program, again) or not _constants_alike(program, again):
+            raise UnsupportedError(
+                f"forward of {type(module).__name__} computes with what it changed itself in the call before: "
+                f"{changes}. A graph has no such attributes: keep it as a tensor, self.register_buffer(name, tensor), "
+                "or set it outside of forward"
+            )
+        if more.counted:
+            notes.append(
+                f"forward changes {more}, which is Python's and not of the graph: whatever depends on it is as in the "
+                "first call"
+            )
+        return program, notes
 
 
 def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -140,6 +172,26 @@ def _same(training: Any, inference: Any) -> bool:
     """Whether two programs differ in nothing but what ops are told of the mode, in counters of batches, and in whether
     a tensor is contiguous.
     """
+    theirs = (node for node in inference.graph.nodes if node.op == "call_function")
+    return not any(_in_any_mode(node) for node in theirs) and _alike(training, inference)
+
+
+def _constants_alike(one: Any, other: Any) -> bool:
+    """Whether two programs have the same numbers beside a module's own, as far as they read them."""
+    import torch
+
+    def read(program: Any) -> list[Any]:
+        holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        pairs = zip(holders, program.graph_signature.input_specs)
+        found = [program.constants.get(spec.target) if node.users else None for node, spec in pairs]
+        return [each for each in found if isinstance(each, torch.Tensor)]
+
+    pairs = list(itertools.zip_longest(read(one), read(other)))
+    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
+
+
+def _alike(training: Any, inference: Any) -> bool:
+    """Whether two programs are the same but for what ops are told of the mode, and for what changes no result."""
     import torch
 
     place: dict[torch.fx.Node, int] = {}
@@ -166,9 +218,7 @@ def _same(training: Any, inference: Any) -> bool:
         return node.op, str(node.target), repr(torch.fx.map_arg(given, lambda other: f"%{place.get(other)}"))
 
     ours, theirs = nodes(training), nodes(inference)
-    if len(ours) != len(theirs) or any(_in_any_mode(node) for node in theirs):
-        return False
-    return all(shown(a) == shown(b) for a, b in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(shown(a) == shown(b) for a, b in zip(ours, theirs))
 
 
 def _is_default(argument: Any, given: Any) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foreplan.frontend.torch.attributes import tensors_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,12 +20,14 @@ class Held:
         name: of the graph.
         parameters, buffers: by all of their names.
         lasting: those that a `state_dict` has, and whatever else is in it.
+        attributes: where the bytes of tensors begin that are neither, and that attributes lead to; None: not known.
     """
 
     name: str
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     lasting: Mapping[str, Any]
+    attributes: frozenset[int] | None = None
 
     @property
     def count(self) -> int:
@@ -39,6 +43,7 @@ def of_module(module: torch.nn.Module) -> Held:
         dict(module.named_parameters(remove_duplicate=False)),
         dict(module.named_buffers(remove_duplicate=False)),
         module.state_dict(keep_vars=True),
+        frozenset(tensor.data_ptr() for tensor in tensors_of(module)),
     )
 
 

@@ -54,7 +54,9 @@ def imported(
     torch = torch_here()
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     if isinstance(given, torch.nn.Module):
-        return Reader(of_module(given), selection).graph(programs(given, example, kwargs))
+        forms, notes = programs(given, example, kwargs)
+        graph = Reader(of_module(given), selection).graph(forms)
+        return dataclasses.replace(graph, notes=(*graph.notes, *notes))
     try:
         check_program(given)
         graph = Reader(of_program(given), selection).graph({True: given})

@@ -50,6 +50,8 @@ class Reader:
         self.names = {**parameters, **buffers}
         self._lasting = {name: each for name, each in lasting.items() if hasattr(each, "is_floating_point")}
         self._folded: set[int] = set()
+        self._attributes = held.attributes
+        self._outside: dict[int, torch.Tensor] = {}  # what forward writes that is neither parameter nor buffer
         self._segments: tuple[str, ...] = ()
         own = dict(self._named.values())
         self._check_memory(own)
@@ -138,7 +140,6 @@ class Reader:
 
     def form(self, program: Any, training: bool) -> tuple[dict[str, Tensor], dict[Value, Tensor]]:
         """The outputs of a program by name, and what its buffers become."""
-        from torch._subclasses import FakeTensor
         from torch.export.graph_signature import InputKind, TensorArgument
 
         run = Run(self, training)
@@ -157,10 +158,9 @@ class Reader:
                 else:
                     content = tensor
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                content = program.constants[spec.target].detach()
-                if isinstance(content, FakeTensor):
-                    raise UnsupportedError(f"PyTorch's export kept {spec.target} without its content")
-                content = content.clone() if node in written else content
+                content = self._constant(program.constants[spec.target].detach(), spec.target, node in written)
+                if node in written:
+                    kept.append((node, content))
             elif spec.kind is InputKind.USER_INPUT:
                 content = self._input(node) if isinstance(spec.arg, TensorArgument) else spec.arg.value
             else:
@@ -171,6 +171,26 @@ class Reader:
             self._segments = segments_of([*run.checkpointed.values()], self.tracer.at().nodes)
         updates = {old.value: as_tensor(run.places[node]) for node, old in kept if run.places[node] is not old}
         return dict(self._outputs(program, outputs)), updates
+
+    def _constant(self, tensor: torch.Tensor, name: str, written: bool) -> Any:
+        """A tensor that is neither parameter nor buffer. One that forward writes is kept from step to step: what is
+        made in forward is a copy, and not this.
+        """
+        from torch._subclasses import FakeTensor
+
+        if isinstance(tensor, FakeTensor):
+            raise UnsupportedError(f"PyTorch's export kept {name} without its content")
+        if not written and tensor.data_ptr() not in self._outside:
+            return tensor
+        if tensor.data_ptr() not in self._outside:
+            if self._attributes is not None and tensor.data_ptr() not in self._attributes:
+                raise UnsupportedError(
+                    f"forward writes a tensor of {list(tensor.shape)} that is no part of the module; keep it as a "
+                    "buffer: self.register_buffer(name, tensor)"
+                )
+            self._outside[tensor.data_ptr()] = tensor
+            self._named[id(tensor)] = (name, tensor)
+        return self.store(self._outside[tensor.data_ptr()], written=True)
 
     def _input(self, node: torch.fx.Node) -> Tensor:
         known = {value.name: value for value in self.tracer.at().inputs}
@@ -234,7 +254,8 @@ class Reader:
             own = self.store(tensor).value.name
             if name != own:
                 aliases[name] = own
-        return ModuleOrigin(aliases, constants, self._segments)
+        unlisted = {stored.value.name for stored in self._stored.values()} - self._lasting.keys()
+        return ModuleOrigin(aliases, constants, self._segments, frozenset(unlisted - set(aliases.values())))
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -140,10 +140,21 @@ class Run:
             for each in leaves:
                 self.reader.fold(each)
             return self._folded(node, target, args, kwargs, known)
+        kwargs = {key: value for key, value in kwargs.items() if key not in _PLACES}
+        call = Call(self.reader, name, self._sized(node.meta.get("val")), self.training)
         try:
-            return self._traced(node, target, name, known, args, kwargs, written)
+            result = self._called(call, known, args, kwargs)
         except UnsupportedError as error:
             return self._opened(node, target, error)
+        for at, new in call.written.items():
+            self.places.write(node.args[at], new)
+        if written:
+            self.places.write(written[0], result)
+            self.places.alias(node, written[0], tuple(node.meta["val"].shape))
+            return self.places[written[0]]
+        if known is not None and known.views:
+            self._view(node, target, known, args, kwargs)
+        return result
 
     # What is known while importing.
 
@@ -200,30 +211,6 @@ class Run:
         return pytree.tree_map_only(torch.Tensor, sized, like)
 
     # What becomes nodes.
-
-    def _traced(
-        self,
-        node: torch.fx.Node,
-        target: Any,
-        name: str,
-        known: Entry | None,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        written: Sequence[Any],
-    ) -> Any:
-        place = written[0] if written else None
-        kwargs = {key: value for key, value in kwargs.items() if key not in _PLACES}
-        call = Call(self.reader, name, self._sized(node.meta.get("val")), self.training)
-        result = self._called(call, known, args, kwargs)
-        for at, new in call.written.items():
-            self.places.write(node.args[at], new)
-        if place is not None:
-            self.places.write(place, result)
-            self.places.alias(node, place, tuple(node.meta["val"].shape))
-            return self.places[place]
-        if known is not None and known.views:
-            self._view(node, target, known, args, kwargs)
-        return result
 
     def _called(self, call: Call, known: Entry | None, args: Sequence[Any], kwargs: Any) -> Any:
         """The result of a handler, as PyTorch has it: in its shapes and element types."""
@@ -417,7 +404,7 @@ class Run:
                 self.places.write(place, without_gradient(new, content) if stopped else new)
         # A result may be an argument, written: it has the gradient that the argument has.
         arguments = dict(zip(holders, outside))
-        made = [each for each in next(iter(reversed(body.graph.nodes))).args[0]]
+        made = list(next(iter(reversed(body.graph.nodes))).args[0])
         pieces = [arguments.get(self.places.tensor_of(x)) if isinstance(x, torch.fx.Node) else None for x in made]
         self._pieces[node] = pieces
         return [
