@@ -7,7 +7,9 @@ Importing this package does not import `torch`.
     program.py    what a program must be, and notes on it
     held.py       the tensors of a module or a program
     exporting.py  the module's programs, in training mode and in evaluation mode
+    attributes.py what a module does with Python's own objects
     functions.py  autograd functions, whose backward is traced too
+    unseen.py     hooks, and what else an export passes over in silence
     transforms.py gradients within a module, and functions mapped over items
     frames.py     lines of the user's own code
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
