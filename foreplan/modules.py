@@ -83,6 +83,9 @@ def from_torch(
             raise UsageError(
                 "a program is not run, so that it cannot be checked: leave check=True out, or give the module"
             )
+    elif of_module(given).on_meta:
+        if wanted:
+            raise UsageError("a module on the device meta has no numbers to check: leave check=True out")
     elif wanted if wanted is not None else of_module(given).count < MOST_CHECKED:
         check_beside_torch(graph, given, example, named)
     return graph

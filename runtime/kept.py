@@ -51,6 +51,7 @@ class Kept:
     _turn: Turn
     _world: World  # the ranks that run it
     _notes: StepNotes
+    _absent: set[str]  # values without content, until they are loaded or assigned
     _mark: list[str]  # what has interrupted a step or a load; one for all sessions that train the same values
     _graphs: tuple[Graph | None, Graph | None]  # the model, and its whole step
     _averaged: bool  # whether weights hold their averages
@@ -150,6 +151,7 @@ class Kept:
                 facts["the number of steps"] = None if self.program.step_count is None else self._updates
             digests.agree("what they have loaded")
             self._notes.read(digests.found)
+            self._absent.difference_update(loaded.read)
             write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
             if whole:
@@ -328,7 +330,18 @@ class Kept:
         self._refuse_if_averaged()
         self._refuse_if_interrupted()
 
+    def _assigned(self, name: str, array: np.ndarray) -> None:
+        self._absent.discard(name)
+        self._notes.assign(name, array)
+
     def _refuse_if_interrupted(self) -> None:
+        if self._absent:
+            first, count = min(self._absent), len(self._absent)
+            raise SessionError(
+                f"{first!r}{f' and {count - 1:,} more tensors have' if count > 1 else ' has'} no content, as the module "
+                "was on PyTorch's device meta when it was imported; load them (session.load), or assign each "
+                f"(session.stored[{first!r}] = array)"
+            )
         if self._broken:
             raise SessionError(
                 f"a step or a load was interrupted ({self._broken}), so parameters and state may be half updated; "

@@ -34,7 +34,7 @@ from foreplan.runtime.regions import allocated, check_sharing, check_state, shar
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
 from foreplan.runtime.sizes import Sizes
-from foreplan.runtime.stored import Stored
+from foreplan.runtime.stored import Stored, absent_in
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
@@ -130,6 +130,7 @@ class Session(Sizes):
             if of_step:
                 check_state((program, plan), (share.program, share.plan))
         self._mark = share._mark if share is not None and of_step else [""]
+        self._absent = share._absent if share is not None else absent_in(program)
         self._turn: Turn = share._turn if share is not None else _CARD if self._info.on_card else Turn()
         self._engine = engine
         with self._turn.lock:
@@ -160,8 +161,8 @@ class Session(Sizes):
         slots = {slot.name: slot for slot in program.tensors}
         kept = {slot.name: self._stored[slot.name] for slot in program.tensors if slot.kind.is_kept}
         weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
-        self.stored: Stored = Stored(slots, kept, self._turn, self._notes.assign)
-        self.parameters: Stored = Stored(slots, weights, self._turn, self._notes.assign)
+        self.stored: Stored = Stored(slots, kept, self._turn, self._assigned)
+        self.parameters: Stored = Stored(slots, weights, self._turn, self._assigned)
         if of_step:
             return
         for value, row in self._body.rows.items():

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import SessionError
-from foreplan.graph.init import generator_for
-from foreplan.lower.program import Slot
+from foreplan.graph.init import Missing, generator_for
+from foreplan.graph.shard import Sharded
+from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.inputs import check_array
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
@@ -66,6 +67,14 @@ class Stored(MutableMapping[str, np.ndarray]):
             "a session's values cannot be pickled or copied as what they are, windows onto its arena; "
             "dict(session.parameters) is a copy of them"
         )
+
+
+def absent_in(program: Program) -> set[str]:
+    """The stored values that have no content yet."""
+    inits = ((slot.name, slot.init) for slot in program.tensors)
+    return {
+        name for name, init in inits if isinstance(init.init if isinstance(init, Sharded) else init, Missing)
+    }
 
 
 def draw(slot: Slot, seed: int, elements: np.ndarray) -> None:

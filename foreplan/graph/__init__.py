@@ -1,7 +1,7 @@
 """The typed static SSA graph of a model or of a whole training step."""
 
 from foreplan.graph.build import Builder
-from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, Stored, TruncatedNormal, Uniform
+from foreplan.graph.init import Array, Fill, Initializer, Missing, Normal, RandomSeed, Stored, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.op import Cost, Op, View, op_named, register
 from foreplan.graph.text import parse_graph
@@ -16,6 +16,7 @@ __all__ = [
     "Graph",
     "Initializer",
     "Kind",
+    "Missing",
     "Node",
     "Normal",
     "Op",

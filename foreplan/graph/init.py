@@ -140,6 +140,18 @@ class RandomSeed:
         return f"random_seed({f'alike={self.alike}' if self.alike > 1 else ''})"
 
 
+@dataclass(frozen=True)
+class Missing:
+    """No content yet, as that of a module on PyTorch's device `meta`. A session takes a step when it has been loaded."""
+
+    def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
+        """Write what is no number, or zeros."""
+        out[...] = np.nan if out.dtype.kind in "fV" else 0
+
+    def __str__(self) -> str:
+        return "missing()"
+
+
 @dataclass(frozen=True, eq=False)
 class Array:
     """Content held in memory; for what is small or was handed over by the user."""

@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.errors import ModelError
 from foreplan.graph.adapter import AdapterMagnitude, AdapterZero
 from foreplan.graph.flat import Flat, Member
-from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, TruncatedNormal, Uniform
+from foreplan.graph.init import Array, Fill, Initializer, Missing, Normal, RandomSeed, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.literal import check_arguments, literal_call
 from foreplan.graph.op import parse_op
@@ -28,6 +28,7 @@ _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # control characte
 _KINDS = "|".join(kind for kind in Kind if kind is Kind.INPUT or kind.is_stored)
 _INITS: dict[str, Callable[..., Initializer]] = {
     "fill": Fill,
+    "missing": Missing,
     "normal": Normal,
     "truncated_normal": TruncatedNormal,
     "uniform": Uniform,

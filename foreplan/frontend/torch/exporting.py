@@ -52,12 +52,43 @@ def programs(
         ModelError: PyTorch cannot export the module; has the reason that PyTorch gives.
         UnsupportedError: it has a part that is lost when it is exported, or computes something else at each call.
     """
-    with in_mode(module, True):
-        training, notes = _of_every_call(module, example, kwargs)
-    with in_mode(module, False):
-        inference, _ = _of_every_call(module, example, kwargs)
+    with _with_memory(module, (example, kwargs)) as (example, kwargs):
+        with in_mode(module, True):
+            training, notes = _of_every_call(module, example, kwargs)
+        with in_mode(module, False):
+            inference, _ = _of_every_call(module, example, kwargs)
     forms = {True: training} if _same(training, inference) else {True: training, False: inference}
     return forms, notes
+
+
+@contextlib.contextmanager
+def _with_memory(module: torch.nn.Module, given: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The arguments, and the module while the body runs, with tensors of the CPU in the place of those on `meta`. Nothing
+    reads or writes these, so that they take no memory.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    made: dict[int, torch.Tensor] = {}
+
+    def real(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+            return tensor
+        if id(tensor) not in made:
+            other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            made[id(tensor)] = torch.nn.Parameter(other, tensor.requires_grad) if is_parameter else other
+        return made[id(tensor)]
+
+    holders: list[dict[str, Any]] = [each for part in module.modules() for each in (part._parameters, part._buffers)]
+    before = [dict(each) for each in holders]
+    try:
+        for each in holders:
+            each.update({name: real(tensor) for name, tensor in each.items()})
+        yield pytree.tree_map(real, given)
+    finally:
+        for each, tensors in zip(holders, before):
+            each.update(tensors)
 
 
 def _of_every_call(

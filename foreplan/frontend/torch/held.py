@@ -35,6 +35,11 @@ class Held:
         distinct = {id(each): each for each in (*self.parameters.values(), *self.buffers.values())}
         return sum(each.numel() for each in distinct.values())
 
+    @property
+    def on_meta(self) -> bool:
+        """Whether a tensor has no content."""
+        return any(each.is_meta for each in (*self.parameters.values(), *self.buffers.values()))
+
 
 def of_module(module: torch.nn.Module) -> Held:
     """The tensors of a module."""

@@ -19,7 +19,7 @@ from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.torch.run import Run
 from foreplan.frontend.torch.writes import writes
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
-from foreplan.graph import Array, Graph, Kind, RandomSeed, TensorType, Value, as_dtype
+from foreplan.graph import Array, Graph, Kind, Missing, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.origin import ModuleOrigin
 from foreplan.ops.map import elementwise
 from foreplan.patterns import Selection
@@ -122,7 +122,8 @@ class Reader:
                     )
             type = TensorType(dtype_of(tensor.dtype), tuple(tensor.shape))
             b = self.tracer.at()
-            value = b.store(name, type, kind, Array(array_of(tensor).copy()), why)
+            content = Missing() if tensor.is_meta else Array(array_of(tensor).copy())
+            value = b.store(name, type, kind, content, why)
             self._stored[id(tensor)] = self.tracer.wrap(value)
         return self._stored[id(tensor)]
 
@@ -149,9 +150,9 @@ class Reader:
         for node, spec in zip(holders, program.graph_signature.input_specs, strict=True):
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 tensor = self.names[spec.target]
-                if node in written and id(tensor) not in self._named:  # not in state_dict: it is kept all the same
+                if id(tensor) not in self._named and (node in written or tensor.is_meta):  # it is kept all the same
                     self._named[id(tensor)] = (spec.target, tensor)
-                if spec.kind is InputKind.PARAMETER or node in written:
+                if spec.kind is InputKind.PARAMETER or node in written or tensor.is_meta:
                     content: Any = self.store(tensor, node in written)
                     if node in written:
                         kept.append((node, content))
@@ -180,6 +181,11 @@ class Reader:
 
         if isinstance(tensor, FakeTensor):
             raise UnsupportedError(f"PyTorch's export kept {name} without its content")
+        if tensor.is_meta:
+            raise UnsupportedError(
+                f"{name!r} is a tensor on the device meta that is neither parameter nor buffer; make it on the CPU, or "
+                "keep it as a buffer: self.register_buffer(name, tensor)"
+            )
         if not written and tensor.data_ptr() not in self._outside:
             return tensor
         if tensor.data_ptr() not in self._outside:
