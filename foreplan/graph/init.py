@@ -142,7 +142,7 @@ class RandomSeed:
 
 @dataclass(frozen=True)
 class Missing:
-    """No content yet, as that of a module on PyTorch's device `meta`. A session takes a step when it has been loaded."""
+    """No content yet, as that of a module on PyTorch's device `meta`: a session steps when it has been loaded."""
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Write what is no number, or zeros."""

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_step_has_the_losses_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "from-pytorch.md").read_text()
-    before, after, loads = re.findall(r"```python\n(.*?)```", text, re.S)
+    before, after, large, loads = re.findall(r"```python\n(.*?)```", text, re.S)
     beginning, _, loop = before.partition("losses = []")
     theirs: dict[str, Any] = {}
     exec(compile(before, "before", "exec"), theirs)
@@ -31,6 +31,7 @@ def test_the_step_has_the_losses_of_the_loop(tmp_path: Path, monkeypatch: pytest
     for name, weight in theirs["model"].state_dict().items():
         np.testing.assert_allclose(ours["model"].state_dict()[name], weight, rtol=1e-2, atol=2e-4, err_msg=name)
     _loads(ours["session"], loads)
+    exec(compile(large, "large", "exec"), ours)
 
 
 def _loads(session: Any, code: str) -> None:

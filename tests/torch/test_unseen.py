@@ -1,10 +1,7 @@
-"""What an export passes over in silence, beside PyTorch: hooks, memory behind gradients, Python's own objects."""
+"""What an export passes over in silence, beside PyTorch: hooks, memory behind gradients, what forward sets."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,64 +11,25 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import ForeplanError, UnsupportedError  # noqa: E402
-from tests.torch.beside import Squares, assert_trains_as_pytorch  # noqa: E402
+from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
+from tests.torch.two import Cases, Two, X, assert_is_refused, assert_stays_as_it_is  # noqa: E402
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
-CASES: dict[str, type[nn.Module]] = {}
-REFUSED: dict[str, tuple[type[nn.Module], str]] = {}
-CLOSED_OVER = torch.ones(3)
-
-
-class Two(nn.Module):
-    """Two layers. Cases change what is between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
-        self.begin()
-
-    def begin(self) -> None:
-        """What the case has beside the layers."""
-
-    def between(self, y: Any) -> Any:
-        """What it does with the first one's result."""
-        return y
-
-    def forward(self, x: Any) -> Any:
-        """Two numbers a row."""
-        return self.second(self.between(self.first(x)))
-
-
-Case = type[Two]
-
-
-def case(kind: Case) -> Case:
-    CASES[kind.__name__] = kind
-    return kind
-
-
-def refused(why: str) -> Callable[[Case], Case]:
-    def add(kind: Case) -> Case:
-        REFUSED[kind.__name__] = kind, why
-        return kind
-
-    return add
+CASES = Cases()
 
 
 # Hooks of gradients.
 
 
-@case
+@CASES.case
 class Hook(Two):
     def between(self, y: Any) -> Any:
         y.register_hook(lambda g: g * 3)
         return y
 
 
-@case
+@CASES.case
 class HookAfterAWrite(Two):
     def between(self, y: Any) -> Any:
         y.mul_(2)
@@ -79,7 +37,7 @@ class HookAfterAWrite(Two):
         return y
 
 
-@case
+@CASES.case
 class HookOfAView(Two):
     def between(self, y: Any) -> Any:
         part = y[:, 1:]
@@ -87,14 +45,14 @@ class HookOfAView(Two):
         return y + part.sum(1, keepdim=True)
 
 
-@case
+@CASES.case
 class HookThatLooks(Two):
     def between(self, y: Any) -> Any:
         y.register_hook(lambda g: None)
         return y
 
 
-@case
+@CASES.case
 class HooksOfWeights(Two):
     def begin(self) -> None:
         rows = torch.tensor([[1.0], [0.0], [1.0]])
@@ -106,7 +64,7 @@ class HooksOfWeights(Two):
         return torch.sin(self.first(y))
 
 
-@refused("after aten.tanh.default has read it")
+@CASES.wrong("after aten.tanh.default has read it")
 class HookTooLate(Two):
     def between(self, y: Any) -> Any:
         z = torch.tanh(y)
@@ -114,7 +72,7 @@ class HookTooLate(Two):
         return y * z
 
 
-@refused("two hooks")
+@CASES.wrong("two hooks")
 class TwoHooks(Two):
     def between(self, y: Any) -> Any:
         y.register_hook(lambda g: g * 3)
@@ -122,14 +80,14 @@ class TwoHooks(Two):
         return y
 
 
-@refused("removes a hook")
+@CASES.wrong("removes a hook")
 class HookRemoved(Two):
     def between(self, y: Any) -> Any:
         y.register_hook(lambda g: g * 3).remove()
         return y
 
 
-@refused("a view has a hook")
+@CASES.wrong("a view has a hook")
 class HookedThenWritten(Two):
     def between(self, y: Any) -> Any:
         part = y[:, 1:]
@@ -138,13 +96,13 @@ class HookedThenWritten(Two):
         return y + part.sum(1, keepdim=True)
 
 
-@refused("first has a backward hook")
+@CASES.wrong("first has a backward hook")
 class HookOfAModule(Two):
     def begin(self) -> None:
         self.first.register_full_backward_hook(lambda m, gi, go: None)
 
 
-@refused("second.bias' has a hook that PyTorch runs when its gradient is there")
+@CASES.wrong("second.bias' has a hook that PyTorch runs when its gradient is there")
 class HookAfterAccumulation(Two):
     def begin(self) -> None:
         self.second.bias.register_post_accumulate_grad_hook(lambda p: None)
@@ -153,7 +111,7 @@ class HookAfterAccumulation(Two):
 # Memory that gradients do not see.
 
 
-@case
+@CASES.case
 class WrittenWithoutGradient(Two):
     def between(self, y: Any) -> Any:
         with torch.no_grad():
@@ -163,14 +121,14 @@ class WrittenWithoutGradient(Two):
         return y + z
 
 
-@case
+@CASES.case
 class WrittenBehindDetach(Two):
     def between(self, y: Any) -> Any:
         y.detach()[1:].mul_(2)
         return y * y
 
 
-@case
+@CASES.case
 class WrittenAsData(Two):
     def between(self, y: Any) -> Any:
         y.data.mul_(2)
@@ -178,7 +136,7 @@ class WrittenAsData(Two):
         return y - y.data.mean(0)
 
 
-@case
+@CASES.case
 class DataAssigned(Two):
     def begin(self) -> None:
         self.register_buffer("mean", torch.zeros(3))
@@ -188,7 +146,7 @@ class DataAssigned(Two):
         return y - self.mean
 
 
-@case
+@CASES.case
 class GivenBackWithoutGradient(Two):
     def between(self, y: Any) -> Any:
         with torch.no_grad():
@@ -197,7 +155,7 @@ class GivenBackWithoutGradient(Two):
         return z * w
 
 
-@case
+@CASES.case
 class InferenceMode(Two):
     def between(self, y: Any) -> Any:
         with torch.inference_mode():
@@ -205,7 +163,7 @@ class InferenceMode(Two):
         return y * scale.clone()
 
 
-@case
+@CASES.case
 class ComplexWithoutGradient(Two):
     def between(self, y: Any) -> Any:
         with torch.no_grad():
@@ -213,223 +171,68 @@ class ComplexWithoutGradient(Two):
         return y + torch.view_as_real(z).sum(-1)
 
 
-# Python's objects.
+# What forward sets.
 
 
-@case
-class TensorWritten(Two):
-    def begin(self) -> None:
-        self.scale = torch.ones(3)
-
-    def between(self, y: Any) -> Any:
-        self.scale.mul_(1.1)
-        return y * self.scale
-
-
-@case
-class TensorInAListWritten(Two):
-    def begin(self) -> None:
-        self.scales = [torch.ones(3)]
-
-    def between(self, y: Any) -> Any:
-        self.scales[0][1:].mul_(1.1)
-        return y * self.scales[0]
-
-
-@case
-class LiteralWritten(Two):
-    def between(self, y: Any) -> Any:
-        scale = torch.tensor([1.0, 2.0, 3.0])
-        scale.mul_(2)
-        return y * scale
-
-
-@case
-class Looked(Two):
-    """Attributes that are set and not read."""
-
-    def begin(self) -> None:
-        self.seen, self.rows, self.each = None, 0, dict[str, Any]()
-
-    def between(self, y: Any) -> Any:
-        self.seen, self.rows, self.each["y"] = y, len(y), y
-        return y
-
-
-@case
-class Collected(Two):
-    """A list that each call begins anew, as losses of parts are."""
-
-    def begin(self) -> None:
-        self.losses: list[Any] = []
-
-    def between(self, y: Any) -> Any:
-        self.losses.clear()
-        self.losses.append(y.mean())
-        return y + sum(self.losses)
-
-
-@refused(r"calls \(0 → 1\).*register_buffer")
-class Counted(Two):
-    def begin(self) -> None:
-        self.calls = 0
-
-    def between(self, y: Any) -> Any:
-        self.calls += 1
-        return y * self.calls
-
-
-@refused("changed itself in the call before: self.box")
-class CountedInARecord(Two):
-    def begin(self) -> None:
-        self.box = SimpleNamespace(calls=0)
-
-    def between(self, y: Any) -> Any:
-        self.box.calls += 1
-        return y * self.box.calls
-
-
-@refused("self.seen")
-class CountedInAList(Two):
-    def begin(self) -> None:
-        self.seen: list[int] = []
-
-    def between(self, y: Any) -> Any:
-        self.seen.append(1)
-        return y * len(self.seen)
-
-
-@refused(r"rate \(1.0 → 0.5\)")
-class CountedAsALiteral(Two):
-    def begin(self) -> None:
-        self.rate = 1.0
-
-    def between(self, y: Any) -> Any:
-        self.rate *= 0.5
-        return y * torch.tensor(self.rate)
-
-
-@refused("self.mean")
-class TensorReplaced(Two):
-    def begin(self) -> None:
-        self.mean = torch.zeros(3)
-
-    def between(self, y: Any) -> Any:
-        self.mean = 0.9 * self.mean + y.detach().mean(0)
-        return y - self.mean
-
-
-@refused("self.mean")
-class MadeInTheFirstCall(Two):
-    def begin(self) -> None:
-        self.mean: Any = None
-
-    def between(self, y: Any) -> Any:
-        new = y.detach().mean(0)
-        self.mean = new if self.mean is None else 0.9 * self.mean + new
-        return y - self.mean
-
-
-@refused("no part of the module")
-class WritesOutside(Two):
-    def between(self, y: Any) -> Any:
-        CLOSED_OVER.mul_(1.1)
-        return y * CLOSED_OVER
-
-
-@refused("requires_grad of .*first.weight")
+@CASES.wrong("requires_grad of .*first.weight")
 class FreezesItself(Two):
     def between(self, y: Any) -> Any:
         self.first.weight.requires_grad_(False)
         return self.first(y)
 
 
-@refused("sets the seed")
+@CASES.wrong("sets a parameter")
+class SetsAParameter(Two):
+    def between(self, y: Any) -> Any:
+        self.first.weight = nn.Parameter(self.first.weight.detach() * 0.5)
+        return self.first(y)
+
+
+@CASES.wrong("saved_tensors_hooks")
+class ChangesWhatIsSaved(Two):
+    def between(self, y: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 0, lambda x: x):
+            return torch.tanh(y)
+
+
+@CASES.case
+class SavedElsewhere(Two):
+    def between(self, y: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return torch.tanh(y)
+
+
+@CASES.wrong("torch.Generator")
+class DrawsByAGenerator(Two):
+    def begin(self) -> None:
+        self.drawn = torch.Generator()
+
+    def between(self, y: Any) -> Any:
+        return y + torch.rand(3, generator=self.drawn)
+
+
+@CASES.wrong("sets the seed")
 class Seeded(Two):
     def between(self, y: Any) -> Any:
         torch.manual_seed(1)
         return y + torch.rand(3)
 
 
-X = torch.linspace(-1, 1, 12).reshape(4, 3)
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES.right)
 def test_it_trains_as_in_pytorch(name: str) -> None:
-    assert_trains_as_pytorch(CASES[name](), CASES[name](), (X,))
+    assert_trains_as_pytorch(CASES.right[name](), CASES.right[name](), (X,))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES.right)
 def test_the_check_passes_it(name: str) -> None:
-    if name in ("Looked", "Collected") and torch.__version__ < "2.10":
-        pytest.skip("PyTorch 2.9 cannot export a module that fills containers of its own")
-    fp.from_torch(CASES[name](), X, check=True)
+    fp.from_torch(CASES.right[name](), X, check=True)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", CASES.refused)
 def test_it_is_refused(name: str) -> None:
-    kind, why = REFUSED[name]
-    with pytest.raises(UnsupportedError, match=why):
-        fp.from_torch(Squares(kind()), X, check=False)
+    assert_is_refused(*CASES.refused[name])
 
 
-@pytest.mark.parametrize("name", [*CASES, *REFUSED])
+@pytest.mark.parametrize("name", CASES.every)
 def test_a_module_stays_as_it_is(name: str) -> None:
-    module = (CASES | {name: kind for name, (kind, _) in REFUSED.items()})[name]()
-    attributes = {key: x for key, x in vars(module).items() if not key.startswith("_")}
-    shown = repr(attributes)
-    before = {key: x.clone() for key, x in module.state_dict().items()}
-    with contextlib.suppress(ForeplanError):
-        fp.from_torch(module, X)
-    now = {key: x for key, x in vars(module).items() if not key.startswith("_")}
-    assert repr(now) == shown and all(now[key] is x for key, x in attributes.items())
-    assert all(torch.equal(module.state_dict()[key], x) and x.equal(before[key]) for key, x in before.items())
-    assert all(p.requires_grad and type(p) is nn.Parameter for p in module.parameters())
-    handles = (module._forward_hooks, module._forward_pre_hooks)
-    assert not any(handles) and "register_hook" in vars(torch.Tensor) and "data" not in vars(torch.Tensor)
-
-
-class Warming(Two):
-    """A count that matters later."""
-
-    def begin(self) -> None:
-        self.calls = 0
-
-    def between(self, y: Any) -> Any:
-        self.calls += 1
-        return y if self.calls < 100 else 2 * y
-
-
-class Cache:
-    """No tensor, and no container of some."""
-
-
-class Cached(Two):
-    """Gives such a thing too."""
-
-    def forward(self, x: Any) -> Any:
-        """By name."""
-        return {"scores": super().forward(x), "cache": Cache()}
-
-
-def test_what_is_guessed_or_left_out_is_said() -> None:
-    (note,) = fp.from_torch(Warming(), X).notes
-    assert "self.calls (1 → 2)" in note and "as in the first call" in note
-    graph = fp.from_torch(Cached(), X)
-    assert graph.notes == ("the result 'cache', a Cache, is left out",) and list(graph.outputs) == ["scores"]
-
-
-class Outside(Two):
-    """Counts where no graph and no attribute shows it."""
-
-    def between(self, y: Any) -> Any:
-        COUNTS.append(1)
-        return y * len(COUNTS)
-
-
-COUNTS: list[int] = []
-
-
-def test_the_check_sees_what_one_call_leaves_for_the_next() -> None:
-    with pytest.raises(ForeplanError, match=r"the output .* is another one at each call of PyTorch"):
-        fp.from_torch(Outside(), X, check=True)
+    assert_stays_as_it_is(CASES.every[name]())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ def kept(module: torch.nn.Module) -> Iterator[None]:
             undo.append(partial(_refill, vars(x), vars(x).update, dict(vars(x))))
     for part in module.modules():
         undo.append(partial(_put_back, part, _attributes(part)))
+        for each in (part._parameters, part._buffers):
+            undo.append(partial(_refill, each, each.update, dict(each)))
     try:
         yield
     finally:
@@ -138,9 +141,11 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
     Raises:
         UnsupportedError: forward changes which parameters are trained.
     """
-    import torch
-    from torch.utils import _pytree as pytree
 
+    def vars_of(module: torch.nn.Module) -> list[tuple[str, int]]:
+        return [(name, id(p)) for part in module.modules() for name, p in part._parameters.items()]
+
+    parameters: list[tuple[str, int]] = []
     found, before, trained = Changes(), dict[tuple[Any, str], Any](), dict[str, bool]()
 
     def now() -> Iterator[tuple[tuple[torch.nn.Module, str], Any]]:
@@ -149,6 +154,7 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
 
     def begin(*_: Any) -> None:
         before.update((key, (x, _frozen(x))) for key, x in now())
+        parameters.extend(vars_of(module))
         trained.update((name, p.requires_grad) for name, p in module.named_parameters())
 
     def end(_module: Any, _args: Any, output: Any) -> Any:
@@ -166,13 +172,10 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
                     path = f"{paths[part]}.{name}" if paths[part] else name
                     found.counted[path] = f"self.{path} ({was!r:.20} → {x!r:.20})"
 
-        return pytree.tree_map_with_path(given, output)
-
-    def given(path: Any, x: Any) -> Any:
-        if isinstance(x, (*_PLAIN, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype)):
-            return x
-        found.left_out["".join(map(str, path)).strip("[]'.") or "output"] = type(x).__name__
-        return None
+        if vars_of(module) != parameters:
+            raise UnsupportedError("forward sets a parameter; change it in place before the module is imported")
+        tensors, found.left_out = of_tensors(output)
+        return tensors
 
     handles = module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)
     try:
@@ -180,6 +183,30 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def of_tensors(output: Any) -> tuple[Any, dict[str, str]]:
+    """What forward gives as tensors and containers that PyTorch knows: a dataclass as a dict. What else there is, by
+    name, is None; and its types.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    known = (*_PLAIN, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype)
+    left_out: dict[str, str] = {}
+
+    def given(path: tuple[Any, ...], x: Any) -> Any:
+        if isinstance(x, known):
+            return x
+        if dataclasses.is_dataclass(x) and not isinstance(x, type) and len(path) <= _DEEPEST:
+            fields = {each.name: getattr(x, each.name) for each in dataclasses.fields(x)}
+            return pytree.tree_map_with_path(lambda inner, y: given((*path, *inner), y), fields)
+        if path:
+            left_out["".join(map(str, path)).strip("[]'.")] = type(x).__name__
+            return None
+        return x
+
+    return pytree.tree_map_with_path(given, output), left_out
 
 
 def _is_record(x: Any) -> bool:

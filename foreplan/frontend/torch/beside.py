@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.errors import ModelError
-from foreplan.frontend.torch.attributes import kept
+from foreplan.frontend.torch.attributes import kept, of_tensors
 from foreplan.frontend.torch.exporting import cause, in_mode
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.reader import named_leaves
@@ -58,18 +58,19 @@ def one_pass(
     from torch.utils import _pytree as pytree
 
     name = type(module).__name__
-    named = dict(module.named_parameters())
-    held = [named[key] for key in weights]
+    known = dict(module.named_parameters())
+    held = [known[key] for key in weights]
     try:
         with _as_it_was(module), in_mode(module, training), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             if noise:
                 _add_noise(held, noise)
-            given = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (example, dict(kwargs)))
             for weight in held:
                 weight.requires_grad_()
-            module(*given[0], **given[1])
-            leaves = dict(named_leaves(module(*given[0], **given[1])))
+            for _ in range(2):
+                args, named = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (example, dict(kwargs)))
+                made = module(*args, **named)
+            leaves = dict(named_leaves(of_tensors(made)[0]))
             outputs = {key: y for key, y in leaves.items() if isinstance(y, torch.Tensor) and y.is_floating_point()}
             parts = [
                 y.float() * torch.from_numpy(factors[key]).to(y.device) for key, y in outputs.items() if key in factors

@@ -57,14 +57,27 @@ def programs(
             training, notes = _of_every_call(module, example, kwargs)
         with in_mode(module, False):
             inference, _ = _of_every_call(module, example, kwargs)
+    notes += _numbers_given(training)
     forms = {True: training} if _same(training, inference) else {True: training, False: inference}
     return forms, notes
 
 
+def _numbers_given(program: Any) -> Iterator[str]:
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    for spec in program.graph_signature.input_specs:
+        given = spec.arg if spec.kind is InputKind.USER_INPUT else None
+        if isinstance(given, ConstantArgument) and type(given.value) in (int, float):
+            yield (
+                f"the argument {given.name!r} is {given.value} in every step, as in the example; a tensor is an "
+                "input of a step"
+            )
+
+
 @contextlib.contextmanager
 def _with_memory(module: torch.nn.Module, given: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The arguments, and the module while the body runs, with tensors of the CPU in the place of those on `meta`. Nothing
-    reads or writes these, so that they take no memory.
+    """The arguments, and the module while the body runs, with tensors of the CPU in the place of those on `meta`:
+    nothing reads or writes these, so that they take no memory.
     """
     import torch
     from torch.utils import _pytree as pytree

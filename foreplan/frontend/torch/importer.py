@@ -30,6 +30,10 @@ def opened(given: Any, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         ModelError: see `read_program`.
     """
     torch = torch_here()
+    if isinstance(given, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module has lost its Python code, which is what is exported; give the module itself"
+        )
     if isinstance(given, torch.nn.Module):
         return given
     is_file = isinstance(given, str | os.PathLike)

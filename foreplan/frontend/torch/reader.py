@@ -165,7 +165,10 @@ class Reader:
             elif spec.kind is InputKind.USER_INPUT:
                 content = self._input(node) if isinstance(spec.arg, TensorArgument) else spec.arg.value
             else:
-                raise UnsupportedError(f"an input of the kind {spec.kind.name} is not known")
+                raise UnsupportedError(
+                    f"forward reads {spec.target or spec.arg.name!r}, an object that is no tensor (a torch.Generator, "
+                    "perhaps); leave it out"
+                )
             run.places[node] = content
         outputs = run.graph(program.graph, program.graph_module)
         if training:

@@ -25,7 +25,7 @@ def seen(module: torch.nn.Module) -> Iterator[None]:
     Raises:
         UnsupportedError: the module has hooks that no graph has.
     """
-    with _hooks_traced(module), _inference_mode(), _data(), _seeds():
+    with _hooks_traced(module), _inference_mode(), _data(), _seeds(), _saved():
         yield
 
 
@@ -175,4 +175,20 @@ def _seeds() -> Iterator[None]:
         )
 
     with _with(torch, "manual_seed", manual_seed), _with(torch.random, "manual_seed", manual_seed):
+        yield
+
+
+@contextlib.contextmanager
+def _saved() -> Iterator[None]:
+    """What changes the tensors that a backward pass reads; `save_on_cpu` only moves them."""
+    from torch.autograd import graph
+
+    before = graph.saved_tensors_hooks.__enter__
+
+    def enter(hooks: Any) -> None:
+        if type(hooks) is graph.saved_tensors_hooks:
+            raise UnsupportedError("saved_tensors_hooks: what a plan keeps for the backward pass, nothing changes")
+        before(hooks)
+
+    with _with(graph.saved_tensors_hooks, "__enter__", enter):
         yield
