@@ -122,6 +122,22 @@ def test_literals_and_mixed_types(engine: Engine, types: tuple[str, str]) -> Non
     check(engine, ("(float32(a0) ** -1)",), a, rtol=units(FLOAT32, 2))
 
 
+def test_parts_of_literals_alone_are_as_exact_as_what_reads_them(engine: Engine) -> None:
+    x, yes, n, big = np.array([1.5, -2.0, 0.15]), np.array([True, False, True]), np.array([1, 2, 3]), (1 << 24) + 1
+    wanted = {
+        "(a0 * where(a1, 0.1, 0.2))": x * np.where(yes, 0.1, 0.2),
+        "(a0 * max(where(a1, 0.1, 0.2), 0.15))": x * np.where(yes, 0.15, 0.2),
+        "(a0 + exp(0.5))": x + np.exp(0.5),
+        "(a0 < where(a1, 0.15000000000000005, 0.2))": x < np.where(yes, 0.15000000000000005, 0.2),
+        "float64(where(a1, 0.1, 0.2))": np.where(yes, 0.1, 0.2),
+        f"(a2 * where(a1, {big}, 1))": n * np.where(yes, big, 1),
+        f"int64(where(a1, {big}, 1))": np.where(yes, big, 1),
+        "int64(where(a1, 0.9, 2.0))": np.where(yes, 0, 2),
+    }
+    for found, (text, each) in zip(engine.run(Map(tuple(wanted)), [x, yes, n]), wanted.items(), strict=True):
+        np.testing.assert_allclose(found, each, rtol=4e-16, err_msg=text)
+
+
 @pytest.mark.parametrize("function", ["sin", "cos", "tan"])
 def test_angles_of_any_size(engine: Engine, function: str) -> None:
     """And those nearest to quarters of a turn, where all leading digits cancel."""

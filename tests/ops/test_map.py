@@ -23,6 +23,7 @@ from foreplan.ops.expr import (
     clip,
     infer_dtypes,
     parse_expr,
+    simplify,
     subexpressions,
     where,
 )
@@ -186,6 +187,16 @@ def test_dtype_rules() -> None:
         result("where(a0, a0, a0)", "float32")
     with pytest.raises(ShapeError, match="only 1 inputs"):
         result("(a0 + a1)", "float32")
+
+
+def test_conversions_to_the_type_that_a_part_has_are_left_out() -> None:
+    def simple(text: str, *dtypes: str) -> str:
+        return str(simplify(parse_expr(text), [as_dtype(name) for name in dtypes]))
+
+    assert simple("float32((float32((a0 * 0.25)) + a1))", "float32", "float32") == "((a0 * 0.25) + a1)"
+    assert simple("int64(a0)", "int64") == "a0" and simple("int64(a0)", "int32") == "int64(a0)"
+    assert simple("float64(where(a0, 0.1, 0.2))", "bool") == "float64(where(a0, 0.1, 0.2))"
+    assert simple("(float16((a0 * a0)) + a0)", "float16") == "(float16((a0 * a0)) + a0)"  # which rounds
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import MappingProxyType
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT64, DType, as_dtype
+from foreplan.graph.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT64, DType, as_dtype
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions
 
@@ -44,7 +44,10 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | None]:
-    """The element type of every part; None for a literal whose type nothing decides yet.
+    """The element type in which every part is computed; None for a literal, and where nothing decides.
+
+    Arguments decide. A part of literals alone, such as `where(a0, 0.1, 0.2)`, is computed in float64 where such numbers
+    read it, and in integers where these do.
 
     Raises:
         ShapeError: the expression reads an argument that is not given, or `call_dtype` refuses a call.
@@ -54,6 +57,49 @@ def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | N
 
 @lru_cache(maxsize=4096)
 def _infer_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[Expr, DType | None]:
+    own = own_dtypes(args, *exprs)
+    if not any(own[part] is None for part in own if isinstance(part, Call)) and FLOAT64 not in own.values():
+        return own
+    types = dict(own)
+    for reader in reversed(own):
+        for arg, wanted in zip(reader.args, _wanted(reader, types)) if isinstance(reader, Call) else ():
+            if isinstance(arg, Call) and wanted is not None and _may_be(arg, wanted, own):
+                before = types[arg]
+                types[arg] = wanted if before is None else promote(before, wanted)
+    return MappingProxyType(types)
+
+
+def _wanted(reader: Call, types: Mapping[Expr, DType | None]) -> list[DType | None]:
+    """The element types to which a call converts its arguments."""
+    if reader.function in DTYPES:
+        return [DTYPES[reader.function]]
+    if reader.function == "where":
+        return [None, types[reader], types[reader]]
+    if FUNCTIONS[reader.function].result != "bool":
+        return [types[reader]] * len(reader.args)
+    known = [dtype for arg in reader.args if (dtype := types[arg]) is not None]
+    return [reduce(promote, known) if known else None] * len(reader.args)
+
+
+def _may_be(part: Call, wanted: DType, own: Mapping[Expr, DType | None]) -> bool:
+    """Whether a call of literals alone is more exact in another element type, and means the same."""
+    if part.function in DTYPES:
+        return False
+    if wanted == FLOAT64:
+        of_literals = FUNCTIONS[part.function].result == "float" and all(own[arg] is None for arg in part.args)
+        return own[part] is None or of_literals
+    literals = [arg.value for arg in part.args if isinstance(arg, Const)]
+    whole = all(isinstance(x, int) and not isinstance(x, bool) and wanted.holds(x) for x in literals)
+    return own[part] is None and wanted.category in ("int", "uint") and whole
+
+
+def own_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | None]:
+    """The element type of every part as its arguments decide it; None for a part of literals alone."""
+    return _own_dtypes(tuple(args), exprs)
+
+
+@lru_cache(maxsize=4096)
+def _own_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[Expr, DType | None]:
     types: dict[Expr, DType | None] = {}
     for part in subexpressions(*exprs):
         if isinstance(part, Arg):

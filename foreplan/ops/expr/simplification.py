@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from foreplan.graph.types import DType
-from foreplan.ops.expr.dtypes import call_dtype, infer_dtypes
+from foreplan.graph.types import DTYPES, DType
+from foreplan.ops.expr.dtypes import call_dtype, own_dtypes
 from foreplan.ops.expr.nodes import Call, Const, Expr, Scalar, is_literal, subexpressions
 
 _FOLDED: dict[str, Callable[..., Scalar]] = {
@@ -19,14 +19,17 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 
 
 def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
-    """The expression with literals computed and steps such as x·1 removed; no part changes its element type."""
+    """The expression with literals computed and steps such as x·1 removed; no part changes its element type.
+
+    A conversion to the element type that a part has already is such a step, but for narrow types: there it rounds.
+    """
     return _simplify(expr, tuple(args))
 
 
 @lru_cache(maxsize=4096)
 def _simplify(expr: Expr, args: tuple[DType, ...]) -> Expr:
     memo: dict[Expr, Expr] = {}
-    before = infer_dtypes(args, expr)
+    before = own_dtypes(args, expr)
     types: dict[Expr, DType | None] = dict(before)
     for part in subexpressions(expr):
         memo[part] = part
@@ -37,10 +40,14 @@ def _simplify(expr: Expr, args: tuple[DType, ...]) -> Expr:
         if types[plain] != before[part]:  # a literal has replaced the part that set the type
             continue
         memo[part] = plain
+        converted = DTYPES.get(plain.function)
+        if converted is not None and not converted.is_narrow and types[plain.args[0]] == converted:
+            memo[part] = plain.args[0]
+            continue
         simpler = _simpler(plain)
         if simpler is None:
             continue
-        types.setdefault(simpler, infer_dtypes(args, simpler)[simpler])
+        types.setdefault(simpler, own_dtypes(args, simpler)[simpler])
         wanted = before[part]
         literal = types[simpler] is None and part != expr and (wanted is None or wanted.is_float)
         if types[simpler] == wanted or literal:
