@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
 
 import foreplan as fp  # noqa: E402
+from foreplan.frontend.torch import reader  # noqa: E402
 from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
 
 torch.set_num_threads(1)
@@ -33,9 +35,9 @@ class Block(nn.Module):
 class Checkpointed(nn.Module):
     """Blocks that are recomputed, by one of the ways to say so."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, blocks: int = 4) -> None:
         super().__init__()
-        self.how, self.blocks = how, nn.ModuleList(Block() for _ in range(4))
+        self.how, self.blocks = how, nn.ModuleList(Block() for _ in range(blocks))
         self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
 
     def forward(self, x: Any) -> Any:
@@ -120,3 +122,28 @@ def test_parts_of_a_module_are_called_by_their_paths(options: dict[str, Any]) ->
         node for node in graph.nodes if node.name.startswith(tuple(name for name, _ in Images().named_children()))
     ]
     assert len(scoped) >= 0.95 * len(graph.nodes)
+
+
+def test_work_of_naming_what_is_recomputed_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    segments_of = reader.segments_of
+
+    def counted(*args: Any) -> Any:
+        count = 0
+
+        def call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(call)
+        try:
+            return segments_of(*args)
+        finally:
+            sys.setprofile(None)
+            calls.append(count)
+
+    monkeypatch.setattr(reader, "segments_of", counted)
+    for n in (4, 16):
+        module = Checkpointed("modules", n)
+        assert fp.from_torch(module, torch.randn(4, 8)).origin.segments == tuple(f"blocks.{i}" for i in range(n))
+    assert calls[1] < 5 * calls[0]

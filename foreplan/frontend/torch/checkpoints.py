@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.graph import Node
@@ -70,21 +72,22 @@ def segments_of(marked: Sequence[Sequence[Node]], nodes: Sequence[Node]) -> tupl
     """Checkpointed calls as `foreplan.compile(checkpoint=…)` names segments: a module, or a range of modules.
 
     Args:
-        marked: the nodes of each call.
+        marked: the nodes of each call, in order; one may be there twice.
         nodes: all of the graph.
     """
-    found = (_segment({id(node) for node in each}, nodes) for each in marked if each)
+    within = (node.name[: at.start()] for node in nodes for at in re.finditer("[./]", node.name))
+    counts = Counter(within) if marked else {}
+    found = (_segment([*dict.fromkeys(node.name for node in each)], counts) for each in marked if each)
     return tuple(dict.fromkeys(found))
 
 
-def _segment(own: set[int], nodes: Sequence[Node]) -> str:
-    scopes = [node.name.rpartition("/")[0].split(".") for node in nodes if id(node) in own]
+def _segment(names: Sequence[str], counts: Mapping[str, int]) -> str:
+    """The segment of nodes, given how many nodes each module has."""
+    scopes = [name.rpartition("/")[0].split(".") for name in names]
     common = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes))]
     for length in range(1, len(common) + 1):  # the outermost module that has nothing else
         start = ".".join(common[:length])
-        within = [node for node in nodes if node.name.startswith((f"{start}.", f"{start}/"))]
-        if all(id(node) in own for node in within):
+        if counts.get(start) == len(names):
             return start
-    names = [node.name for node in nodes if id(node) in own]
     modules = [scope for name in names if (scope := name.rpartition("/")[0])] or names
     return f"{modules[0]}..{modules[-1]}"
