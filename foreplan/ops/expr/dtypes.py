@@ -61,7 +61,7 @@ def _infer_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[E
     if not any(own[part] is None for part in own if isinstance(part, Call)) and FLOAT64 not in own.values():
         return own
     types = dict(own)
-    for reader in reversed(own):
+    for reader in reversed(list(own)):
         for arg, wanted in zip(reader.args, _wanted(reader, types)) if isinstance(reader, Call) else ():
             if isinstance(arg, Call) and wanted is not None and _may_be(arg, wanted, own):
                 before = types[arg]
