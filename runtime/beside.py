@@ -14,6 +14,7 @@ from foreplan.runtime.result import Result
 
 Bound = TypeVar("Bound")
 Metrics = Iterable[str] | Mapping[str, Any]
+MOST_EVALUATIONS = 32  # that a session keeps: a function that is made anew for each call is another metric each time
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Programs(Generic[Bound]):
     Attributes:
         make: compiles them.
         trains: whether there are steps for smaller batches.
-        evaluations: those that were asked for, each bound, by shapes, outputs and metrics.
+        evaluations: those that were asked for last, each bound, by shapes, outputs and metrics.
         steps: likewise, by shapes.
     """
 
@@ -85,8 +86,12 @@ class Programs(Generic[Bound]):
         outputs: Iterable[str] | None,
         metrics: Metrics,
         bind: Callable[[Program, Plan], Bound],
+        drop: Callable[[Bound], None],
     ) -> tuple[Evaluation, Bound]:
         """The evaluation of some arrays, compiled and bound when it is first asked for.
+
+        Args:
+            bind, drop: what makes a session of it, and what is told of one that is no longer kept.
 
         Raises:
             InputError, UsageError, UnsupportedError, DoesNotFitError: see `Session.evaluate`.
@@ -95,10 +100,14 @@ class Programs(Generic[Bound]):
         names = None if outputs is None else tuple(names_in("outputs", outputs))
         chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
         key = tuple(sorted(shapes.items())), names, tuple(chosen.items())
-        if key not in self.evaluations:
+        found = self.evaluations.pop(key, None)
+        if found is None:
             made = self.make.evaluation(shapes, names, chosen)
-            self.evaluations[key] = made, bind(made.program, made.plan)
-        return self.evaluations[key]
+            found = made, bind(made.program, made.plan)
+        self.evaluations[key] = found
+        if len(self.evaluations) > MOST_EVALUATIONS:
+            drop(self.evaluations.pop(next(iter(self.evaluations)))[1])
+        return found
 
     def step(self, shapes: Mapping[str, tuple[int, ...]], bind: Callable[[Program, Plan], Bound]) -> Bound:
         """The training step for inputs of these shapes, likewise.

@@ -312,6 +312,9 @@ class Session(Sizes):
         self.allocated_bytes += beside.allocated_bytes
         return beside
 
+    def _drop_beside(self, session: Session) -> None:
+        self.allocated_bytes -= session.allocated_bytes
+
     def _parts_unless_smaller(self, inputs: Mapping[str, Any]) -> list[Arrays] | None:
         """The inputs of each run of the body, checked; None for a batch that takes another step."""
         try:

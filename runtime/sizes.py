@@ -30,6 +30,10 @@ class Sizes(Kept):
         """A session of another program of the same model, in this one's memory."""
         raise NotImplementedError
 
+    def _drop_beside(self, session: Any) -> None:
+        """Such a session is no longer kept."""
+        raise NotImplementedError
+
     def _refuse_if_taking(self) -> None:
         """Refuse a step within the making of a batch."""
         raise NotImplementedError
@@ -46,15 +50,16 @@ class Sizes(Kept):
         keeps changes: weights, running statistics, random state and optimizer state stay as they are.
 
         The samples may be more or fewer than those of a step, along one axis of each input. For each number of them a
-        program is compiled when it is first asked for, and kept. It reads the weights where they lie, and runs in the
-        arena of the step, within which it is planned; `Compiled.evaluation` tells its memory before. It adds its own
-        constants to `allocated_bytes`.
+        program is compiled when it is first asked for; the last 32 are kept. It reads the weights where they lie, and
+        runs in the arena of the step, within which it is planned; `Compiled.evaluation` tells its memory before. Its
+        own constants are added to `allocated_bytes`.
 
         Args:
             inputs: arrays by name, as `step` takes them, without an axis for micro-batches. Without the inputs of the
                 loss, such as `target`, there is no loss.
             outputs: names of what is returned, as in `compile`; None: all outputs of the model.
             metrics: names of `foreplan.metrics`, or a mapping from names to metrics, losses, or functions like a loss.
+                A function is compiled once as long as it is the same object: define it before the loop of epochs.
             ema: evaluate with the averages of weights that the optimizer keeps.
 
         Returns:
@@ -78,7 +83,7 @@ class Sizes(Kept):
         with self._turn.lock, self.averaged() if flag("ema", ema) else nullcontext():
             self._settle()
             self._refuse_if_interrupted()
-            made, session = self._beside.evaluation(inputs, outputs, metrics, self._bound_beside)
+            made, session = self._beside.evaluation(inputs, outputs, metrics, self._bound_beside, self._drop_beside)
             idle = {
                 name for name, slot in self._inputs.items() if slot.init is not None and name not in session._inputs
             }

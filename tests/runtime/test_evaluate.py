@@ -13,6 +13,7 @@ import foreplan as fp
 from foreplan import nn, spec, trace
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, STATE
+from foreplan.runtime import beside
 from foreplan.runtime.session import Session
 
 TARGETS = ["numpy", "cpu:threads=1"]
@@ -244,3 +245,16 @@ def test_an_interrupted_step_is_not_evaluated() -> None:
     session._broken = "KeyboardInterrupt"
     with pytest.raises(fp.SessionError, match="was interrupted"):
         session.evaluate(data(8))
+
+
+def test_functions_made_anew_for_each_call_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "MOST_EVALUATIONS", 3)
+    session, batch, held = bound(), data(8), []
+    table = np.arange(3, dtype=np.float32)  # a constant of the evaluation
+    for i in range(6):
+        metric = lambda y, target=LABELS, i=i: (y @ (table + np.float32(i))).sum() + 0 * target.sum()  # noqa: E731
+        found = session.evaluate(batch, metrics={"m": metric})
+        (y,) = found.outputs.values()
+        assert found.metrics["m"] == pytest.approx(float((y @ (table + i)).sum()), rel=1e-5)
+        held.append(session.allocated_bytes)
+    assert held[2] == held[5] > held[0]
