@@ -12,8 +12,9 @@ import numpy as np
 
 from foreplan.errors import ModelError
 from foreplan.frontend.torch.attributes import kept, of_tensors
-from foreplan.frontend.torch.exporting import cause, in_mode
+from foreplan.frontend.torch.exporting import cause
 from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.modes import in_mode
 from foreplan.frontend.torch.reader import named_leaves
 
 if TYPE_CHECKING:

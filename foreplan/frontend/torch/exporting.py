@@ -16,6 +16,7 @@ from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
+from foreplan.frontend.torch.modes import askers, has_one_form, in_mode
 from foreplan.frontend.torch.transforms import transforms_traced
 from foreplan.frontend.torch.unseen import seen
 from foreplan.frontend.torch.writes import writes
@@ -53,13 +54,14 @@ def programs(
         UnsupportedError: it has a part that is lost when it is exported, or computes something else at each call.
     """
     with _with_memory(module, (example, kwargs)) as (example, kwargs):
-        with in_mode(module, True):
+        with in_mode(module, True), askers(module) as asked:
             training, notes = _of_every_call(module, example, kwargs)
+        notes += _numbers_given(training)
+        if has_one_form(module, asked) and _counts_alone(training.graph):
+            return {True: training}, notes
         with in_mode(module, False):
             inference, _ = _of_every_call(module, example, kwargs)
-    notes += _numbers_given(training)
-    forms = {True: training} if _same(training, inference) else {True: training, False: inference}
-    return forms, notes
+    return ({True: training} if _same(training, inference) else {True: training, False: inference}), notes
 
 
 def _numbers_given(program: Any) -> Iterator[str]:
@@ -199,19 +201,6 @@ def _means_of_all_batches(module: torch.nn.Module) -> Iterator[None]:
             del norm.forward
 
 
-@contextlib.contextmanager
-def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
-    """The module in evaluation mode as a whole; or in training mode, if it is not already: its parts may differ."""
-    modes = {part: part.training for part in module.modules()}
-    try:
-        if not training or not module.training:
-            module.train(training)
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
 def _same(training: Any, inference: Any) -> bool:
     """Whether two programs differ in nothing but what ops are told of the mode, in counters of batches, and in whether
     a tensor is contiguous.
@@ -258,7 +247,8 @@ def _alike(training: Any, inference: Any) -> bool:
         if isinstance(node.target, torch._ops.OpOverload):
             known = {each.name: each for each in node.target._schema.arguments}
             given = dict(zip(known, node.args)) | dict(node.kwargs)
-            given = {key: x for key, x in given.items() if key not in _OF_MODE and not _is_default(known[key], x)}
+            unsaid = _OF_MODE | {"p"} if "train" in known else _OF_MODE  # of what is not dropped, how much is nothing
+            given = {key: x for key, x in given.items() if key not in unsaid and not _is_default(known[key], x)}
         return node.op, str(node.target), repr(torch.fx.map_arg(given, lambda other: f"%{place.get(other)}"))
 
     ours, theirs = nodes(training), nodes(inference)
@@ -289,13 +279,23 @@ def _text_of(node: torch.fx.Node) -> str:
 
 def _counting(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes that count the batches that a normalisation has seen, where nothing reads the count."""
+    found = _counters(graph)
+    return {node for node in found if all(user.op == "output" or user in found for user in node.users)}
+
+
+def _counts_alone(graph: torch.fx.Graph) -> bool:
+    """Whether nothing reads what counts batches."""
+    return _counting(graph) == _counters(graph)
+
+
+def _counters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     found: set[torch.fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and str(node.target).startswith("aten.add_"):
             counted: Any = node.args[0]
             if counted in found or (counted.op == "placeholder" and "num_batches_tracked" in counted.name):
                 found.add(node)
-    return {node for node in found if all(user.op == "output" or user in found for user in node.users)}
+    return found
 
 
 def cause(error: BaseException) -> str:
