@@ -163,9 +163,6 @@ def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[No
         assert isinstance(node.op, Map)
         inner.append(node)
         (expr,) = node.op.parsed
-        same = {value.dtype.name} == {each.dtype.name for each in node.inputs}
-        if same and isinstance(expr, Call) and expr.function == value.dtype.name:
-            (expr,) = expr.args  # a conversion to the type that all has already
         found = {each: _spelled_out(graph, each, leaves, inner) for each in dict.fromkeys(node.inputs)}
         return substitute(expr, [found[each] for each in node.inputs])
     if value not in leaves:
@@ -223,17 +220,23 @@ def _checked(
     if len({value.shape[:-2] for value in (q, k, v)}) > 1:
         return None
     mask: Expr | None = None
-    causal, nodes, factor = False, list(inner), scores.factor
+    causal, nodes, factor, hidden = False, list(inner), scores.factor, np.zeros(1)
     for term in scores.terms:
         array = _known_term(known, term.expr, leaves)
         if array is not None and not array.any():
             continue
+        if array is not None:
+            with np.errstate(over="ignore"):
+                hidden = hidden + array
         if array is not None and _is_causal(array, shape[-2:]):
             causal = True
         elif not term.is_exact:
             return None
         else:
             mask = term.expr if mask is None else mask + term.expr
+    nearest = hidden.max(-1)
+    if ((nearest <= LESS_FAR) & (nearest > -np.inf)).any():
+        return None  # a query that reads no key, which weighs all alike
     (q, of_q), (k, of_k) = (_without_factor(graph, value, nodes) for value in (q, k))
     factor *= of_q * of_k
     sides = _side(graph, q, False), _side(graph, k, not product.op.transpose_b), _side(graph, v, last.op.transpose_b)

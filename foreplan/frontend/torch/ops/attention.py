@@ -9,13 +9,15 @@ import numpy as np
 
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
-from foreplan.frontend.torch.ops.elementwise import broadcast
+from foreplan.frontend.torch.masks import Diagonals, applied, compact
+from foreplan.frontend.torch.ops.elementwise import as_operand, broadcast
 from foreplan.frontend.torch.ops.random import dropped
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
-from foreplan.graph.types import broadcast_shapes
+from foreplan.graph.types import BOOL, broadcast_shapes
 from foreplan.ops.attention.ops import attention
+from foreplan.ops.expr import cast, where
 
 
 @aten("scaled_dot_product_attention", draws=True)
@@ -35,21 +37,18 @@ def _attention(
     mask, causal = _recognised(attn_mask, is_causal, queries.shape[-2], keys.shape[-2])
     added = None if mask is None else _additive(c, mask, queries)
     if not dropout_p:
-        y = attention(
-            *(c.b, queries.value, keys.value, values.value, None if added is None else added.value),
-            causal=causal,
-            scale=factor,
-        )
+        whole = None if added is None else applied("mask", lambda x: cast(x, queries.value.dtype), [added]).value
+        y = attention(c.b, queries.value, keys.value, values.value, whole, causal=causal, scale=factor)
         return c.wrap(y).reshape(c.shape)
     group = queries.shape[1] // keys.shape[1]
     if group > 1:
         keys, values = (as_tensor(np.repeat(x, group, axis=1)) for x in (keys, values))
     scores: Any = (queries * factor) @ keys.mT
     if causal:
-        below = np.tril(np.ones(scores.shape[-2:], bool))
-        scores = np.where(below, scores, -np.inf)
+        below = as_operand(c, np.tril(np.ones(scores.shape[-2:], bool)), BOOL)
+        scores = applied("where", where, [below, scores, -np.inf])
     if added is not None:
-        scores = scores + added
+        scores = applied("add", lambda x, y: x + y, [scores, added])
     return (dropped(c, nn.softmax(scores), dropout_p) @ values).reshape(c.shape)
 
 
@@ -72,6 +71,7 @@ def _recognised(mask: Any, causal: bool, queries: int, keys: int) -> tuple[Any, 
     """A mask that is known, as the causal flag where that says the same."""
     if not isinstance(mask, np.ndarray) or causal:
         return mask, causal
+    mask = compact(mask)
     allowed = mask if mask.dtype == bool else None
     if allowed is None and mask.dtype.kind == "f":
         lowest = np.finfo(mask.dtype).min
@@ -87,16 +87,19 @@ def _recognised(mask: Any, causal: bool, queries: int, keys: int) -> tuple[Any, 
     return mask, causal
 
 
-def _additive(c: Call, mask: Any, queries: Tensor) -> Tensor:
+def _additive(c: Call, mask: Any, queries: Tensor) -> Tensor | Diagonals:
     """A mask as numbers that are added to the scores."""
-    if isinstance(mask, np.ndarray) and mask.dtype == bool:
-        mask = np.where(mask, np.float32(0), np.float32(-np.inf))
+    dtype = queries.value.dtype
+    if isinstance(mask, np.ndarray):
+        mask = np.where(mask, 0.0, -np.inf).astype(dtype.numpy) if mask.dtype == bool else mask
+        found = as_operand(c, _with_items(mask), dtype)
+        return found if isinstance(found, Diagonals) else c.tensor(found, dtype)
     tensor = c.tensor(mask)
     if tensor.value.dtype.category == "bool":
-        found: Any = np.where(tensor, 0.0, -np.inf)
-        tensor = found
-    return convert(_with_items(tensor), queries.dtype)
+        numbers: Any = np.where(tensor, 0.0, -np.inf)
+        tensor = numbers
+    return convert(_with_items(tensor), dtype)
 
 
-def _with_items(mask: Tensor) -> Tensor:
+def _with_items(mask: Any) -> Any:
     return mask if mask.ndim <= 4 else mask.reshape(-1, *mask.shape[-3:])

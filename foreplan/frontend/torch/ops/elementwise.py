@@ -11,10 +11,12 @@ import numpy as np
 from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
+from foreplan.frontend.torch.masks import Diagonals, applied, compact, diagonals
 from foreplan.frontend.torch.table import aten
-from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
+from foreplan.frontend.tracing.elementwise import apply, as_bool, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
+from foreplan.graph.types import BOOL
 from foreplan.ops.expr import Const, Expr, as_expr, call, cast, clip, erf, exp, log, tanh, where
 from foreplan.ops.marks import StopGradient
 
@@ -176,18 +178,21 @@ _COMPARISONS = {
 def numbers(c: Call, name: str, fn: Callable[..., Any], *operands: Any, dtype: DType | None = None) -> Tensor:
     """A function of operands that are converted to one element type first: that of the result, if nothing is said."""
     wanted = c.dtype if dtype is None else dtype
-    given = [_as_operand(c, x, wanted) for x in operands]
-    if not any(isinstance(x, Tensor) for x in given):
+    given = [as_operand(c, x, wanted) for x in operands]
+    if not any(isinstance(x, Tensor | Diagonals) for x in given):
         given[0] = c.tensor(given[0], wanted)
-    found = apply(name, lambda *args: cast(as_expr(fn(*args)), wanted), *given)
+    found = applied(name, lambda *args: cast(as_expr(fn(*args)), wanted), given)
     return broadcast(found, c.shape)
 
 
-def _as_operand(c: Call, x: Any, wanted: DType) -> Any:
-    if isinstance(x, np.ndarray) and not x.ndim:
-        x = x.item()
+def as_operand(c: Call, x: Any, wanted: DType) -> Any:
+    """A literal, a tensor of an element type, or a known mask."""
+    if isinstance(x, np.ndarray):
+        x = compact(x) if x.ndim else x.item()
     if isinstance(x, bool | int | float):
         return float(x) if wanted.is_float else x
+    if isinstance(x, np.ndarray) and x.dtype == wanted.numpy and (found := diagonals(x)) is not None:
+        return found
     return convert(c.tensor(x), wanted) if isinstance(x, np.ndarray | Tensor) else x
 
 
@@ -323,14 +328,19 @@ def _div(c: Call, x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
 def _where(c: Call, condition: Any, x: Any = None, y: Any = None) -> Tensor:
     if x is None:
         raise UnsupportedError("where(condition) alone gives a shape that depends on data")
-    a, b = (_as_operand(c, each, c.dtype) for each in (x, y))
-    return broadcast(convert(select(c.tensor(condition), a, b), c.dtype), c.shape)
+    return _selected(c, condition, x, y)
 
 
 @aten("masked_fill")
 def _masked_fill(c: Call, x: Any, mask: Any, value: Any) -> Tensor:
-    filled, kept = _as_operand(c, value, c.dtype), _as_operand(c, x, c.dtype)
-    return broadcast(convert(select(c.tensor(mask), filled, kept), c.dtype), c.shape)
+    return _selected(c, mask, value, x)
+
+
+def _selected(c: Call, condition: Any, x: Any, y: Any) -> Tensor:
+    is_mask = isinstance(condition, np.ndarray) and condition.ndim > 0 and condition.dtype == bool
+    asked = as_operand(c, condition, BOOL) if is_mask else as_bool(c.tensor(condition))
+    a, b = (as_operand(c, each, c.dtype) for each in (x, y))
+    return broadcast(applied("where", lambda *args: cast(where(*args), c.dtype), [asked, a, b]), c.shape)
 
 
 @aten("prelu")
