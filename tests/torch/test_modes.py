@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 from foreplan.frontend.torch import exporting  # noqa: E402
-from foreplan.frontend.torch.modes import askers, has_one_form, in_mode  # noqa: E402
+from foreplan.frontend.torch.modes import askers, has_one_form, in_mode, same_but_mode  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
@@ -116,6 +116,35 @@ def test_whatever_differs_has_two_forms(what: str) -> None:
     np.testing.assert_allclose(found, expected[True], rtol=1e-5, atol=1e-6)
 
 
+class Dropping(nn.Linear):
+    """Drops in any mode, beside a layer that drops in training."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Any) -> Any:
+        """[8, 4]."""
+        return self.drop(nn.functional.dropout(super().forward(x), 0.3, True))
+
+
+def with_a_hook() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+    module[1].register_forward_hook(lambda module, args, y: nn.functional.dropout(y, 0.3, True))
+    return module
+
+
+def with_another_forward() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+    module[1].forward = lambda x: nn.functional.dropout(x, 0.3, True)
+    return module
+
+
+@pytest.mark.parametrize("make", [lambda: Dropping(4), with_a_hook, with_another_forward])
+def test_what_drops_in_any_mode_has_two_forms(make: Callable[[], nn.Module]) -> None:
+    assert list(exporting.programs(make(), (torch.randn(8, 4),), {})) == [True, False]
+
+
 ONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dropout": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.AlphaDropout(0.3)), (8, 4)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (8, 4)),
@@ -138,9 +167,9 @@ def test_where_one_export_is_enough_the_other_is_the_same(name: str) -> None:
     module, args = MODULES[name]()
     with in_mode(module, True), askers(module) as asked:
         training = exporting._exported(module, args, {})
-    if has_one_form(module, asked):
+    if has_one_form(module, asked, training):
         with in_mode(module, False):
-            assert exporting._same(training, exporting._exported(module, args, {}))
+            assert same_but_mode(training, exporting._exported(module, args, {}))
     assert "training" not in vars(nn.Module)
 
 

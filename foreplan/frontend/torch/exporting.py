@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import logging
-import operator
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,17 +14,15 @@ from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
-from foreplan.frontend.torch.modes import askers, has_one_form, in_mode
+from foreplan.frontend.torch.modes import alike, askers, constants_alike, has_one_form, in_mode, same_but_mode
 from foreplan.frontend.torch.transforms import transforms_traced
 from foreplan.frontend.torch.unseen import seen
-from foreplan.frontend.torch.writes import writes
 
 if TYPE_CHECKING:
     import torch
 
 _LEAST = (2, 9)  # of PyTorch: what its export gives, and how what it gives is marked
 _ON_DATA = "What depends on numbers is written with torch.where or torch.cond; what does not, with Python's own numbers"
-_OF_MODE = frozenset(("train", "training", "dropout", "dropout_p", "cudnn_enabled", "momentum"))
 
 
 def torch_here() -> Any:
@@ -57,11 +53,11 @@ def programs(
         with in_mode(module, True), askers(module) as asked:
             training, notes = _of_every_call(module, example, kwargs)
         notes += _numbers_given(training)
-        if has_one_form(module, asked) and _counts_alone(training.graph):
+        if has_one_form(module, asked, training):
             return {True: training}, notes
         with in_mode(module, False):
             inference, _ = _of_every_call(module, example, kwargs)
-    return ({True: training} if _same(training, inference) else {True: training, False: inference}), notes
+    return ({True: training} if same_but_mode(training, inference) else {True: training, False: inference}), notes
 
 
 def _numbers_given(program: Any) -> Iterator[str]:
@@ -119,7 +115,7 @@ def _of_every_call(
         changes.apply()
         with watched(module) as more:
             again = _exported(module, example, kwargs)
-        if not _alike(program, again) or not _constants_alike(program, again):
+        if not alike(program, again) or not constants_alike(program, again):
             raise UnsupportedError(
                 f"forward of {type(module).__name__} computes with what it changed itself in the call before: "
                 f"{changes}. A graph has no such attributes: keep it as a tensor, self.register_buffer(name, tensor), "
@@ -199,103 +195,6 @@ def _means_of_all_batches(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for norm in found:
             del norm.forward
-
-
-def _same(training: Any, inference: Any) -> bool:
-    """Whether two programs differ in nothing but what ops are told of the mode, in counters of batches, and in whether
-    a tensor is contiguous.
-    """
-    theirs = (node for node in inference.graph.nodes if node.op == "call_function")
-    return not any(_in_any_mode(node) for node in theirs) and _alike(training, inference)
-
-
-def _constants_alike(one: Any, other: Any) -> bool:
-    """Whether two programs have the same numbers beside a module's own, as far as they read them."""
-    import torch
-
-    def read(program: Any) -> list[Any]:
-        holders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        pairs = zip(holders, program.graph_signature.input_specs)
-        found = [program.constants.get(spec.target) if node.users else None for node, spec in pairs]
-        return [each for each in found if isinstance(each, torch.Tensor)]
-
-    pairs = list(itertools.zip_longest(read(one), read(other)))
-    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
-
-
-def _alike(training: Any, inference: Any) -> bool:
-    """Whether two programs are the same but for what ops are told of the mode, and for what changes no result."""
-    import torch
-
-    place: dict[torch.fx.Node, int] = {}
-
-    def nodes(program: Any) -> list[torch.fx.Node]:
-        counting, written = _counting(program.graph), writes(program.graph)
-        found: list[torch.fx.Node] = []
-        for node in program.graph.nodes:
-            if str(node.target) == "aten.contiguous.default" and node not in written:
-                place[node] = place[node.args[0]]
-            elif node not in counting:
-                place[node] = len(found)
-                found.append(node)
-        return found
-
-    def shown(node: torch.fx.Node) -> Any:
-        if node.op == "get_attr":
-            return node.op, _text_of(node)
-        given: dict[str, Any] = {"args": node.args, **node.kwargs}
-        if isinstance(node.target, torch._ops.OpOverload):
-            known = {each.name: each for each in node.target._schema.arguments}
-            given = dict(zip(known, node.args)) | dict(node.kwargs)
-            unsaid = _OF_MODE | {"p"} if "train" in known else _OF_MODE  # of what is not dropped, how much is nothing
-            given = {key: x for key, x in given.items() if key not in unsaid and not _is_default(known[key], x)}
-        return node.op, str(node.target), repr(torch.fx.map_arg(given, lambda other: f"%{place.get(other)}"))
-
-    ours, theirs = nodes(training), nodes(inference)
-    return len(ours) == len(theirs) and all(shown(a) == shown(b) for a, b in zip(ours, theirs))
-
-
-def _is_default(argument: Any, given: Any) -> bool:
-    """Whether an op is told no more of an argument than if it were left out."""
-    plain = isinstance(given, bool | int | float | str | type(None))
-    return bool(plain and argument.has_default_value() and argument.default_value == given)
-
-
-def _in_any_mode(node: torch.fx.Node) -> bool:
-    """Whether a node of the program of inference drops, or takes the statistics of its batch, all the same."""
-    if not hasattr(node.target, "_schema"):
-        return False
-    given = dict(zip((each.name for each in node.target._schema.arguments), node.args)) | dict(node.kwargs)
-    if given.get("running_mean", node) is None:  # there are no others
-        return False
-    told = any(given.get(name) for name in ("train", "training"))
-    return bool(given.get("dropout_p")) or (told and bool(given.get("p", 1)))
-
-
-def _text_of(node: torch.fx.Node) -> str:
-    found: Any = operator.attrgetter(node.target)(node.graph.owning_module)
-    return str(found.graph) if hasattr(found, "graph") else str(node.target)
-
-
-def _counting(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes that count the batches that a normalisation has seen, where nothing reads the count."""
-    found = _counters(graph)
-    return {node for node in found if all(user.op == "output" or user in found for user in node.users)}
-
-
-def _counts_alone(graph: torch.fx.Graph) -> bool:
-    """Whether nothing reads what counts batches."""
-    return _counting(graph) == _counters(graph)
-
-
-def _counters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    found: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and str(node.target).startswith("aten.add_"):
-            counted: Any = node.args[0]
-            if counted in found or (counted.op == "placeholder" and "num_batches_tracked" in counted.name):
-                found.add(node)
-    return found
 
 
 def cause(error: BaseException) -> str:

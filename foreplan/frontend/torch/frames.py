@@ -27,11 +27,11 @@ def functions_kept() -> Iterator[None]:
         first = next((i for i, frame in enumerate(frames) if frame.name == "forward"), len(frames))
         return traceback.StackSummary.from_list(frames[first:])
 
-    TracerBase._filter_traceback_frames = within_forward  # type: ignore[method-assign]
+    TracerBase._filter_traceback_frames = within_forward
     try:
         yield
     finally:
-        TracerBase._filter_traceback_frames = before  # type: ignore[method-assign]
+        TracerBase._filter_traceback_frames = before
 
 
 def line_of(node: torch.fx.Node) -> str:

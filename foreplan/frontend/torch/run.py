@@ -95,7 +95,7 @@ class Run:
 
     def _place(self, node: torch.fx.Node) -> tuple[str, str]:
         """The module and the line that a node belongs to."""
-        return self._within or (_path(node), line_of(node))
+        return self._within or (path_of(node), line_of(node))
 
     def _result(self, node: torch.fx.Node) -> Any:
         import torch
@@ -438,7 +438,7 @@ class Run:
         return x
 
 
-def _path(node: torch.fx.Node) -> str:
+def path_of(node: torch.fx.Node) -> str:
     """The module that a node is in, as `named_modules` calls it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return next((re.sub(r"@\d+", "", path) for path, _ in reversed(stack) if path), "")
