@@ -33,7 +33,7 @@ from foreplan.ops.marks import StopGradient
 if TYPE_CHECKING:
     import torch
 
-_CHECKS = ("_assert", "_check", "sym_constrain", "sym_stride", "_functional_assert")
+_CHECKS = ("_assert", "_check", "sym_constrain", "sym_stride", "_functional_assert", "_linalg_check_errors")
 _SIZES = ("sym_size", "sym_numel")  # of what is known now, though PyTorch did not know it yet
 
 
@@ -108,7 +108,7 @@ class Run:
             whole = node.args[0]
             if isinstance(found, ShapeError) and node.users:
                 raise found
-            if found is None and node.users and node.meta.get("val") is not None:
+            if found is None and not all(map(_is_check, node.users)) and node.meta.get("val") is not None:
                 raise UnsupportedError(f"the result at place {args[1]} of this op; foreplan gives the first alone")
             if isinstance(whole, torch.fx.Node):
                 self._view_of_piece(node, whole, args[1])
@@ -125,7 +125,7 @@ class Run:
         if name in _SIZES:
             shape = args[0].shape
             return shape[args[1]] if len(args) > 1 else math.prod(shape)
-        if name.startswith(_CHECKS):
+        if _is_check(node):
             return None
         if name == HOOKED:
             return self._hooked(node, *args)
@@ -436,6 +436,11 @@ class Run:
         if isinstance(x, Tensor) and x.value.dtype.is_float:
             return self.reader.tracer.wrap(self.reader.tracer.at().apply(StopGradient(), x.value))
         return x
+
+
+def _is_check(node: torch.fx.Node) -> bool:
+    """Whether an op gives nothing, and only looks at what it is given."""
+    return hasattr(node.target, "_schema") and op_name(node.target).startswith(_CHECKS)
 
 
 def path_of(node: torch.fx.Node) -> str:

@@ -22,13 +22,12 @@ import torch
 
 from benchmarks.pages import put
 from tests.profile import SHORT, searching_by
-from tests.torch.outside import libraries
+from tests.torch.outside import libraries, small
 from tests.torch.outside.judge import Verdict, judge, without_draws, without_ties
 from tests.torch.outside.layers import from_layers
 from tests.torch.outside.written import from_written
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "torch-outside.json"
-MOST_PARAMETERS = 30_000_000
 KINDS = ("right", "right in float64", "right where it draws nothing", "refused", "not exported", "wrong")
 DRAWS = {
     "transformers": libraries.from_transformers,
@@ -63,8 +62,7 @@ def judge_library(library: str, words: list[str]) -> None:
         try:
             torch.manual_seed(0)
             module, args, kwargs = make()
-            if sum(p.numel() for p in module.parameters()) > MOST_PARAMETERS:
-                raise ValueError("it is too large")
+            small.check_size(module)
             module(*args, **kwargs)
             module = without_ties(without_draws(module))
             module(*args, **kwargs)

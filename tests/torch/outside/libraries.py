@@ -21,6 +21,8 @@ def from_transformers() -> Iterator[tuple[str, Callable[[], Made]]]:
         config = kind(**small.small(kind))
         for each in small.classes(model_type):
             try:
+                with torch.device("meta"):  # some keep their size, which their configurations do not tell
+                    small.check_size(each(config))
                 module = each(config)
                 given = small.inputs(module, config)
                 module(**given)

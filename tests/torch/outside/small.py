@@ -58,6 +58,7 @@ _SIZES: tuple[tuple[float, str], ...] = (
     (False, "use_cache apply_spec_augment"),
 )
 SMALL = {name: size for size, names in _SIZES for name in names.split()}
+MOST_PARAMETERS = 30_000_000
 _HEADS = (
     *("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_IMAGE_CLASSIFICATION"),
     *("MODEL_FOR_SPEECH_SEQ_2_SEQ", "MODEL_FOR_CTC", "MODEL_FOR_AUDIO_CLASSIFICATION", "MODEL_FOR_DEPTH_ESTIMATION"),
@@ -89,6 +90,17 @@ def small(kind: type, inner: bool = False) -> dict[str, Any]:
         if getattr(usual, name, None) is not None:
             given[name] = small(type(getattr(usual, name)), True)
     return given | ({"model_type": kind.model_type} if inner else {})  # type: ignore[attr-defined]
+
+
+def check_size(module: torch.nn.Module) -> None:
+    """Refuse a module that is too large to be judged quickly.
+
+    Raises:
+        ValueError: it is.
+    """
+    count = sum(p.numel() for p in module.parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{count} parameters")
 
 
 def classes(model_type: str) -> Iterator[type[torch.nn.Module]]:

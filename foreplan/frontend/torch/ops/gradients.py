@@ -29,18 +29,18 @@ def _tied(
     c: Call, ys: Sequence[Any], xs: Sequence[Any], cotangents: Sequence[Tensor], gradients: Sequence[Any]
 ) -> list[Tensor]:
     results, tensors = [c.value(y) for y in ys], [c.value(x) for x in xs]
-    found = [_fitting(c, g, x) for g, x in zip(gradients, tensors)]
+    found = [fitting(c, g, x) for g, x in zip(gradients, tensors)]
     return [c.wrap(y) for y in with_gradient(c.b, results, tensors, [g.value for g in cotangents], found)]
 
 
 def hooked(c: Call, x: Any, cotangent: Tensor, gradient: Any) -> Tensor:
     """A tensor as it is, whose gradient is what a hook made of it: see `unseen.py`."""
     tensor = c.value(x)
-    (y,) = with_gradient(c.b, [tensor], [tensor], [cotangent.value], [_fitting(c, gradient, tensor)])
+    (y,) = with_gradient(c.b, [tensor], [tensor], [cotangent.value], [fitting(c, gradient, tensor)])
     return c.wrap(y)
 
 
-def _fitting(c: Call, gradient: Any, x: Value) -> Value | None:
+def fitting(c: Call, gradient: Any, x: Value) -> Value | None:
     """A gradient in its tensor's shape and type: PyTorch adds up what a tensor was broadcast to."""
     if gradient is None or not x.dtype.is_float:
         return None
