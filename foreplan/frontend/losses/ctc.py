@@ -66,14 +66,22 @@ class CTC(Loss):
     def __call__(self, *tensors: Tensor, **inputs: Tensor) -> Tensor:
         """Args: logarithms of probabilities, target and both lengths. Returns: a scalar."""
         x, target, times, lengths = self.arguments(tensors, inputs)
+        losses = self.of_samples(x, target, times, lengths)
+        return (losses / _numpy.maximum(convert(lengths, losses.dtype), 1.0)).mean()
+
+    def of_samples(self, x: Tensor, target: Tensor, times: Tensor, lengths: Tensor) -> Tensor:
+        """−log p(labels) of each sample, [batch]; the arguments are those of a call.
+
+        Raises:
+            ShapeError: they do not fit together.
+        """
         self._check(x.shape)
         x = convert(x, x.value.dtype.wide)
         batch = x.shape[1]
         if target.ndim != 2 or (target.shape[0], *times.shape, *lengths.shape) != (batch,) * 3:
             raise ShapeError(f"ctc: {target!r}, {times!r} and {lengths!r} do not fit {x!r}")
         last = self._last(x, self._with_blanks(target, lengths), times)
-        losses = self._of_labels(last, lengths)
-        return (losses / _numpy.maximum(convert(lengths, losses.dtype), 1.0)).mean()
+        return self._of_labels(last, lengths)
 
     def _with_blanks(self, target: Tensor, lengths: Tensor) -> Tensor:
         """[batch, 2·labels + 1]: a blank before each label and behind the last; labels that do not count are blanks."""

@@ -16,6 +16,7 @@ from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
 from foreplan.frontend.torch.modes import alike, askers, constants_alike, has_one_form, in_mode, same_but_mode
 from foreplan.frontend.torch.transforms import transforms_traced
+from foreplan.frontend.torch.unchecked import numbers_unchecked
 from foreplan.frontend.torch.unseen import seen
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             transforms_traced(),
             functions_kept(),
             seen(module),
+            numbers_unchecked(),
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)

@@ -1,5 +1,5 @@
-"""Gradients within a module, and functions mapped over items, while it is exported: an export keeps neither. A gradient
-becomes an op, and a map one call for each item.
+"""Gradients within a module, functions mapped over items and the CTC loss, while it is exported: an export keeps none of
+them. A gradient becomes an op, and so does the loss; a map becomes one call for each item.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from foreplan.errors import UnsupportedError
 
-GRADIENT, ARGUMENT = "foreplan::gradient", "foreplan::argument"
+GRADIENT, ARGUMENT, CTC_LOSS = "foreplan::gradient", "foreplan::argument", "foreplan::ctc_loss"
 MOST_ITEMS = 64  # of a mapped function, which is traced once for each
 
 
 @contextlib.contextmanager
 def transforms_traced() -> Iterator[None]:
-    """While the body runs, `torch.autograd.grad`, `torch.vmap` and the derivatives of `torch.func` leave what an export
-    keeps.
+    """While the body runs, `torch.autograd.grad`, `torch.vmap`, `torch.ctc_loss` and the derivatives of `torch.func` leave
+    what an export keeps.
     """
     import torch
     from torch._functorch import apis, eager_transforms
@@ -30,6 +30,7 @@ def transforms_traced() -> Iterator[None]:
         (eager_transforms, "_vjp_with_argnums", _vjp),
         (eager_transforms, "_jvp_with_argnums", _jvp),
         (apis, "vmap_impl", _mapped),
+        (torch, "ctc_loss", _ctc_loss),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in patches if hasattr(module, name)]
     try:
@@ -159,6 +160,22 @@ def _mapped(
     return pytree.tree_unflatten(stacked, made)
 
 
+def _ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    times: Any,
+    lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    """What `torch.ctc_loss` gives, whose inner results have shapes that depend on the lengths."""
+    import torch
+
+    counts = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (times, lengths)]
+    return _ops().ctc_loss(log_probs, targets, *counts, blank, reduction, zero_infinity)
+
+
 def _ops() -> Any:
     import torch
 
@@ -167,13 +184,18 @@ def _ops() -> Any:
 
 @cache
 def _define() -> Any:
-    """The two ops, for as long as the process lives."""
+    """The ops, for as long as the process lives."""
     import torch
 
     library = torch.library.Library("foreplan", "FRAGMENT")
+    library.define(
+        "ctc_loss(Tensor log_probs, Tensor targets, Tensor times, Tensor lengths, int blank, int reduction, "
+        "bool zero_infinity) -> Tensor"
+    )
     library.define("argument(Tensor x) -> Tensor")
     library.define("gradient(Tensor y, Tensor[] xs) -> Tensor[]")
     for key in ("CompositeExplicitAutograd", "Meta"):
+        library.impl("ctc_loss", lambda x, *rest: x.new_empty([] if rest[-2] or x.ndim < 3 else [x.shape[1]]), key)
         library.impl("argument", lambda x: x.clone(), key)
         library.impl("gradient", lambda y, xs: [torch.empty_like(x) for x in xs], key)
     return library

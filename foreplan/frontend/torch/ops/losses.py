@@ -9,10 +9,12 @@ import numpy as np
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
+from foreplan.frontend.losses import CTC
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.products import length
 from foreplan.frontend.torch.ops.reductions import mean_of, reduced
 from foreplan.frontend.torch.table import aten
+from foreplan.frontend.torch.transforms import CTC_LOSS
 from foreplan.frontend.tracing.elementwise import apply, convert, select
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.ops.expr import call, exp, log, where
@@ -241,6 +243,28 @@ def _soft(
     return total if reduction == 2 else total / float(scores.shape[0])
 
 
-@aten("ctc_loss", "_ctc_loss", "multi_margin_loss", "multilabel_margin_loss")
+@aten(CTC_LOSS, draws=True)  # in so far as it is never computed while importing
+def _ctc(
+    c: Call, x: Any, targets: Any, times: Any, lengths: Any, blank: int, reduction: int, zero_infinity: bool
+) -> Tensor:
+    given, labels = c.tensor(x), convert(c.tensor(targets), "int64")
+    steps, counts = (convert(c.tensor(each), "int64").reshape(-1) for each in (times, lengths))
+    rows = given if given.ndim == 3 else given[:, None]
+    if given.ndim < 3:
+        labels = labels.reshape(1, -1)
+    elif labels.ndim == 1:  # of all samples, one behind the other
+        begun: Any = np.cumsum(counts) - counts
+        labels = np.take(labels, np.minimum(begun[:, None] + np.arange(labels.size), labels.size - 1))
+    losses: Any = CTC(blank=blank, zero_infinity=zero_infinity).of_samples(rows, labels, steps, counts)
+    # The gradient is PyTorch's, which takes it that the probabilities are those of a softmax.
+    live = np.arange(rows.shape[0])[:, None, None] < steps.reshape(-1, 1)
+    share = select(live, np.exp(rows), 0.0).sum((0, 2))
+    losses = losses + (share - nn.stop_gradient(share))
+    if reduction == 1:
+        losses = losses / np.maximum(convert(counts, losses.dtype), 1.0)
+    return mean_of(c, losses, reduction).reshape(c.shape)
+
+
+@aten("multi_margin_loss", "multilabel_margin_loss")
 def _other(c: Call, *_: Any, **__: Any) -> Any:
     raise UnsupportedError("this loss within a module; give it to compile as fp.losses has it, if it is there")
