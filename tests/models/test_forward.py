@@ -223,6 +223,10 @@ def test_bert_forward():
 
     graph = models.bert_base(batch=2, seq=9, layers=2, width=32, heads=4, vocabulary=50)
     check_forward(graph, reference, TOKENS, TOKENS % 2)
+    dropped = models.bert_base(
+        batch=2, seq=9, layers=2, width=32, heads=4, vocabulary=50, dropout=0.1, attention_dropout=0.1
+    )
+    check_forward(dropped, reference, TOKENS, TOKENS % 2)  # which an inference leaves out
 
 
 def test_llama_forward():

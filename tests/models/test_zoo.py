@@ -55,6 +55,12 @@ def test_bert_without_its_head():
     assert sum(value.type.size for value in encoder) == 109_482_240 - 590_592
 
 
+def test_bert_large_that_classifies():
+    graph = models.bert_base(layers=24, width=1024, heads=16, classes=2)
+    assert parameter_count(graph) == 335_143_938  # Hugging Face's
+    assert graph.outputs["logits"].shape == (8, 2)
+
+
 @pytest.mark.parametrize("name", models.names())
 def test_types(name):
     graph = models.build(name, batch=2)
