@@ -2,10 +2,10 @@
 
     python -m benchmarks.published_eager
 
-The models are transformers' Llama, in the sizes of the sources, on the device `meta`. Loops are those of the sources:
-LoRA of queries and values in weights of bf16 (litgpt), FSDP2 with torchtitan's selection of what is recomputed, and all
-layers checkpointed (llama-cookbook, whose sequence is assumed). Nothing is tuned. Writes the table between the marks in
-`docs/beside-pytorch.md`.
+The models are transformers', in the sizes of the sources, on the device `meta`; litgpt's and Megatron-LM's are written
+anew, from what their sources do. Loops are those of the sources: LoRA (litgpt, Qwen), FSDP2 with torchtitan's selection
+of what is recomputed, all layers checkpointed, and Megatron-LM's distributed optimizer. Nothing is tuned. Writes the
+table between the marks in `docs/beside-pytorch.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +24,47 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import foreplan as fp
 import tests.torch.conftest  # noqa: F401
+from benchmarks import published_litgpt, published_megatron
+from benchmarks.published_litgpt import Sizes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "beside-pytorch.md"
 MARKS = "<!-- published -->\n{}<!-- /published -->\n"
 GB, GIB = 10**9, 1 << 30
 LITGPT = "[litgpt](https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md)"
 TITAN = "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md)"
+TITAN_165 = "[torchtitan #165](https://github.com/pytorch/torchtitan/pull/165)"
+TITAN_929 = "[torchtitan #929](https://github.com/pytorch/torchtitan/issues/929), compiled"
+TITAN_1287 = "[torchtitan #1287](https://github.com/pytorch/torchtitan/pull/1287)"
+MEGATRON = "[Megatron-LM #482](https://github.com/NVIDIA/Megatron-LM/pull/482)"
 COOKBOOK = "[llama-cookbook #25](https://github.com/meta-llama/llama-cookbook/issues/25)"
+QWEN = "[Qwen](https://github.com/QwenLM/Qwen/blob/main/README.md)"
+H100 = 95.0396  # GiB of the card, of which #165 gives shares
+LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 SIZES = {
-    "Llama 2 7B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "Llama 2 7B": LLAMA_7B,
     "Llama 2 13B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
                     "num_attention_heads": 40},
     "Llama 3.1 8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
                      "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+    "Qwen 7B": LLAMA_7B | {"num_key_value_heads": 32, "vocab_size": 151936},
 }  # fmt: skip
+LITGPT_SIZES = {
+    "Llama 2 7B": Sizes(32, 4096, 32, 11008, 32000),
+    "Llama 2 13B": Sizes(40, 5120, 40, 13824, 32000),
+    "phi-1.5": Sizes(24, 2048, 32, 8192, 51200, rotated=0.5, gated=False, shared=True),
+    "StableLM Alpha 3B": Sizes(16, 4096, 32, 16384, 50688, rotated=0.25, gated=False),
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, in units of bytes; `how`: LoRA, or what is recomputed."""
+    """A published figure, in units of bytes.
+
+    Attributes:
+        how: LoRA's rank, or what is recomputed.
+        counts: what the figure is of: allocated or reserved bytes.
+        kept: whether the loop keeps the logits while it goes backward.
+    """
 
     source: str
     model: str
@@ -51,29 +74,53 @@ class Row:
     how: str
     published: float
     unit: int
+    counts: str = "reserved"
+    kept: bool = False
+
+
+def _litgpt(model: str, batch: int, sequence: int, published: float) -> Row:
+    return Row(LITGPT, model, 1, batch, sequence, "LoRA 8", published, GB, "allocated", True)
 
 
 ROWS = (
-    Row(LITGPT, "Llama 2 7B", 1, 1, 1304, "LoRA 8", 21.30, GB),
-    Row(LITGPT, "Llama 2 7B", 1, 2, 1304, "LoRA 8", 29.07, GB),
-    Row(LITGPT, "Llama 2 13B", 1, 1, 1304, "LoRA 8", 38.12, GB),
+    _litgpt("phi-1.5", 1, 1044, 4.82),
+    _litgpt("phi-1.5", 2, 1044, 6.76),
+    _litgpt("phi-1.5", 4, 1044, 10.68),
+    _litgpt("StableLM Alpha 3B", 1, 1034, 9.69),
+    _litgpt("StableLM Alpha 3B", 2, 1034, 12.10),
+    _litgpt("StableLM Alpha 3B", 4, 1034, 16.92),
+    _litgpt("Llama 2 7B", 1, 1304, 21.30),
+    _litgpt("Llama 2 7B", 2, 1304, 29.07),
+    _litgpt("Llama 2 13B", 1, 1304, 38.12),
+    Row(MEGATRON, "Llama 2 7B", 8, 2, 2048, "nothing", 69.1, GIB, "allocated"),
     Row(TITAN, "Llama 3.1 8B", 8, 2, 8192, "selective", 82.4, GIB),
     Row(TITAN, "Llama 3.1 8B", 128, 2, 8192, "selective", 67.0, GIB),
+    Row(TITAN_1287, "Llama 3.1 8B", 8, 1, 8192, "selective", 49.66, GIB),
+    Row(TITAN_929, "Llama 3.1 8B", 8, 1, 8192, "selective", 47.65, GIB),
+    Row(TITAN_165, "Llama 2 7B", 8, 8, 2048, "selective", 0.5213 * H100, GIB, "allocated", True),
+    Row(TITAN_165, "Llama 2 7B", 8, 8, 2048, "selective", 0.6251 * H100, GIB, "reserved", True),
+    Row(TITAN_165, "Llama 2 7B", 8, 8, 2048, "all layers", 0.2392 * H100, GIB, "allocated", True),
+    Row(TITAN_165, "Llama 2 7B", 8, 8, 2048, "all layers", 0.3264 * H100, GIB, "reserved", True),
     Row(COOKBOOK, "Llama 2 13B", 8, 4, 2048, "all layers", 48.0, GB),
+    Row(QWEN, "Qwen 7B", 1, 1, 256, "all layers, LoRA 64", 20.1, GB),
+    Row(QWEN, "Qwen 7B", 1, 1, 1024, "all layers, LoRA 64", 21.5, GB),
+    Row(QWEN, "Qwen 7B", 1, 1, 4096, "all layers, LoRA 64", 29.7, GB),
+    Row(QWEN, "Qwen 7B", 1, 1, 8192, "all layers, LoRA 64", 36.6, GB),
 )
+UNSAID = (COOKBOOK, QWEN)  # the sequence, or what is counted
 
 
 class Adapted(nn.Module):
-    """A linear layer with a LoRA adapter of rank 8."""
+    """A linear layer with a LoRA adapter of rank 64, as Qwen's have."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.layer, self.dropout = layer, nn.Dropout(0.05)
-        self.down = nn.Parameter(torch.empty(8, layer.in_features, dtype=layer.weight.dtype, device="meta"))
-        self.up = nn.Parameter(torch.empty(layer.out_features, 8, dtype=layer.weight.dtype, device="meta"))
+        self.down = nn.Parameter(torch.empty(64, layer.in_features, dtype=layer.weight.dtype, device="meta"))
+        self.up = nn.Parameter(torch.empty(layer.out_features, 64, dtype=layer.weight.dtype, device="meta"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) + (self.dropout(x) @ self.down.T @ self.up.T) * 2.0
+        return self.layer(x) + F.linear(F.linear(self.dropout(x), self.down), self.up) * 0.25
 
 
 class Selective(nn.Module):
@@ -107,39 +154,53 @@ def model_of(row: Row) -> Any:
     import transformers
 
     with torch.device("meta"):
-        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES[row.model]))
-    if row.how.startswith("LoRA"):
+        if row.source == LITGPT:
+            return published_litgpt.LitGPT(LITGPT_SIZES[row.model], row.sequence)
+        if row.source == MEGATRON:
+            return published_megatron.GPT().to(torch.bfloat16)
+        family = "Qwen2" if row.source == QWEN else "Llama"
+        config = getattr(transformers, f"{family}Config")(**SIZES[row.model], max_position_embeddings=8192)
+        model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
+    if row.source == QWEN:
         model = model.to(torch.bfloat16).requires_grad_(False)
-        for layer in model.model.layers:
-            layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
-            layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
-    elif row.how == "selective":
+        for part in [part for layer in model.model.layers for part in (layer.self_attn, layer.mlp)]:
+            for name, layer in list(part.named_children()):
+                if isinstance(layer, nn.Linear):
+                    setattr(part, name, Adapted(layer))
+        model.enable_input_require_grads()
+    if row.how == "selective":
         model.model.layers = nn.ModuleList(Selective(layer) for layer in model.model.layers)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
-def counted(row: Row) -> fp.eager.Eager:
+@cache
+def counted(model: str, source: str, ranks: int, batch: int, sequence: int, how: str, kept: bool) -> fp.eager.Eager:
     """The step."""
-    wide = row.ranks > 1  # torchtitan makes logits float32 before the loss
-
-    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-        logits = output.logits.flatten(0, -2)
-        return F.cross_entropy(logits.float() if wide else logits, target.flatten())
-
-    tokens = torch.zeros(row.batch, row.sequence, dtype=torch.int64)
+    row = Row(source, model, ranks, batch, sequence, how, 0, 1)
+    tokens = torch.zeros(batch, sequence, dtype=torch.int64)
+    given: dict[str, Any] = {"loss_inputs": tokens, "target": "cuda:a100", "optimizer": torch.optim.AdamW}
+    given["variant"] = {"output": "kept" if kept else "dropped"}
+    if source == LITGPT:
+        return fp.eager_memory(model_of(row), tokens, loss=published_litgpt.loss_in_pieces, **given)
+    if source == MEGATRON:
+        given["optimizer"] = lambda parameters: published_megatron.DistributedOptimizer(parameters, ranks)
+        return fp.eager_memory(model_of(row), tokens, loss=published_megatron.loss, accumulate=2, **given)
+    shard = {"ranks": ranks, "shard": ["model.layers.*"]} if ranks > 1 else {"accumulate": 2}
     return fp.eager_memory(
         model_of(row),
         kwargs={"input_ids": tokens, "use_cache": False},
-        loss=loss,
-        loss_inputs=tokens,
-        optimizer=torch.optim.AdamW,
-        precision="bf16" if row.ranks > 1 else "float32",
-        target="cuda:a100",
-        ranks=row.ranks,
-        shard=["model.layers.*"] if row.ranks > 1 else (),
+        loss=_wide,
+        precision="bf16",
+        **shard,
+        **given,
     )
+
+
+def _wide(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Of logits in float32."""
+    return F.cross_entropy(output.logits.flatten(0, -2).float(), target.flatten())
 
 
 def main() -> None:
@@ -150,18 +211,20 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        eager = counted(row)
-        allocated = max(each.most_allocated for each in eager.replayed) / row.unit
-        reserved = max(each.reserved for each in eager.replayed) / row.unit
+        eager = counted(row.model, row.source, row.ranks, row.batch, row.sequence, row.how, row.kept)
+        found = {
+            "allocated": max(each.most_allocated for each in eager.replayed) / row.unit,
+            "reserved": max(each.reserved for each in eager.replayed) / row.unit,
+        }
+        off = f"{found[row.counts] / row.published - 1:+.1%}".replace("-", "−").replace("%", " %")
+        how, _, lora = row.how.partition("LoRA")
+        how = how.rstrip(", ") or "nothing"
+        model = f"{row.model}, LoRA{lora}" if lora else row.model
+        shape = f"{row.ranks}, {row.batch} × {row.sequence:,}{' *' if row.source in UNSAID else ''}"
         name = "GB" if row.unit == GB else "GiB"
-        off = f"{reserved / row.published - 1:+.1%}".replace("-", "−").replace("%", " %")
-        star = " *" if row.source == COOKBOOK else ""
-        how = "nothing" if row.how.startswith("LoRA") else row.how
-        model = f"{row.model}, LoRA 8" if row.how.startswith("LoRA") else row.model
-        shape = f"{row.ranks}, {row.batch} × {row.sequence:,}{star}"
         lines.append(
-            f"| {row.source} | {model}, {shape} | {how} | {row.published:.2f} {name} | {allocated:.2f} | "
-            f"{reserved:.2f} | {off} |"
+            f"| {row.source} | {model}, {shape} | {how} | {row.published:.2f} {name} {row.counts} | "
+            f"{found['allocated']:.2f} | {found['reserved']:.2f} | {off} |"
         )
         print(lines[-1], flush=True)
     text, table = PAGE.read_text(), MARKS.format("\n".join(lines) + "\n")
