@@ -276,7 +276,7 @@ class Compiled:
                 `foreplan.eager.Variant`.
 
         Raises:
-            UsageError: no such option; or this is a plan file, for several ranks, or in another precision than float32.
+            UsageError: no such option; or this is a plan file, for several ranks, or in fp16.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
         from foreplan.at_hand import workspaces_on
@@ -289,9 +289,9 @@ class Compiled:
             raise UsageError(
                 "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
             )
-        if options.precision != "float32":
+        if options.precision == "fp16":
             raise UsageError(
-                "as PyTorch, the step of a graph is counted in float32: leave the precision out, or give the module "
+                "as PyTorch, the step of a graph is counted in float32 or bf16: say one of them, or give the module "
                 "itself to fp.eager_memory"
             )
         if options.ranks > 1 and (chosen.parallel != "ddp" or options.shard != "none" or options.tensor > 1):
@@ -306,8 +306,9 @@ class Compiled:
         workspaces = workspaces_on(self.program.target, chosen)
         cuda = workspaces is not None
         eager = as_pytorch(
-            graph, options.loss, options.optimizer, chosen, cuda, accumulate=self.accumulate, workspaces=workspaces
-        )
+            graph, options.loss, options.optimizer, chosen, cuda, accumulate=self.accumulate,
+            precision=options.precision, workspaces=workspaces,
+        )  # fmt: skip
         return Beside(eager, self.program, self.plan)
 
     def estimate(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A training step as eager PyTorch runs it: what it keeps, when, and how many bytes that is.
 
 storage      tensors without bytes, and the count of their storages
+autocast     the types that ops take within `torch.autocast`
 autograd     what forward saves, and the engine that walks backward
 rules/       PyTorch's ops: what each makes, saves, and what its derivative makes
 expressions  a `map` as PyTorch's ops

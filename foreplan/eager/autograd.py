@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from foreplan.eager.autocast import Autocast
 from foreplan.eager.storage import Memory, Storage, Tensor, Use, dense_strides, strides_like
 from foreplan.eager.workspace import Workspaces
 from foreplan.graph.types import DTYPES, FLOAT32, DType, Shape, TensorType
@@ -74,6 +75,7 @@ class Function:
         sequence: when it was made; the engine takes the youngest node that is ready.
         edges: what gets the gradient of each input: (function, which of its results), a parameter, or nobody.
         shapes: of each input; a gradient that was broadcast is summed to it.
+        dtypes: of each input; a gradient of another type becomes one of this.
         results: how many results it has.
         saved: what it keeps for backward.
         backward: computes the gradients.
@@ -84,6 +86,7 @@ class Function:
     sequence: int
     edges: tuple[tuple[Function, int] | Tensor | None, ...]
     shapes: tuple[Shape, ...]
+    dtypes: tuple[DType, ...]
     results: int
     saved: Saved
     backward: Backward
@@ -105,6 +108,7 @@ class Tape:
         keeps: whether each gradient keeps its buffer until backward ends.
         kept: these.
         segment: the checkpointed segment that runs.
+        autocast: the types that ops take, in narrow precision; None: those they are given.
     """
 
     memory: Memory = field(default_factory=Memory)
@@ -115,6 +119,7 @@ class Tape:
     keeps: bool = False
     kept: list[Tensor] = field(default_factory=list)
     segment: Recomputed | None = None
+    autocast: Autocast | None = None
     made: int = 0
 
     def new(self, shape: Shape, dtype: DType = FLOAT32, op: str = "", strides: Sequence[int] | None = None) -> Tensor:
@@ -135,6 +140,10 @@ class Tape:
             self.new((nbytes,), UINT8, f"workspace of {name}")
             self.memory.use = use
 
+    def casting(self, runs: bool = True) -> contextlib.AbstractContextManager[None]:
+        """While autocast runs, if there is one; or is turned off."""
+        return contextlib.nullcontext() if self.autocast is None else self.autocast.region(runs)
+
     def record(
         self,
         inputs: Sequence[Tensor],
@@ -153,7 +162,8 @@ class Tape:
         edges = tuple(each if each.trained else each.maker for each in inputs)
         kept = tuple(None if each is None else each.detached() for each in saved)
         shapes = tuple(each.shape for each in inputs)
-        function = Function(self.made, edges, shapes, len(results), kept, backward, self.memory.node)
+        dtypes = tuple(each.dtype for each in inputs)
+        function = Function(self.made, edges, shapes, dtypes, len(results), kept, backward, self.memory.node)
         if self.segment is not None and kept:
             function.again, function.saved = (self.segment, self.segment.keep(kept)), ()
         for i, result in enumerate(results):
@@ -228,9 +238,12 @@ class _Engine:
                 function.again = None
                 del segment
             outputs = list(function.backward(self.tape, function.saved, needs, grads))
-            for i, (output, shape) in enumerate(zip(outputs, function.shapes)):
+            for i, (shape, dtype) in enumerate(zip(function.shapes, function.dtypes)):
+                output = outputs[i]
                 if output is not None and output.shape != shape:
-                    outputs[i] = summed_to(self.tape, output, shape)
+                    outputs[i] = output = summed_to(self.tape, output, shape)
+                if output is not None and output.dtype != dtype:
+                    outputs[i] = self.tape.new(shape, dtype, f"to {dtype}", strides_like(shape, output))
                 del output
         return outputs or [None] * len(needs)
 

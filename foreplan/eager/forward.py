@@ -63,7 +63,8 @@ class Run:
         def again() -> None:
             run = Run(tape, module, stored, training)
             run.values.update(given)
-            run.stretch(nodes)
+            with tape.casting():
+                run.stretch(nodes)
 
         self.tape.segment = Recomputed(again)
         self.stretch(nodes)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from foreplan.eager.attached import LOSSES, known_loss
+from foreplan.eager.autocast import Autocast
 from foreplan.eager.autograd import UINT8, Tape
 from foreplan.eager.ddp import buckets
 from foreplan.eager.forward import Run
@@ -19,9 +20,10 @@ from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
-from foreplan.graph.types import INT64, DType, Shape
+from foreplan.graph.types import DTYPES, INT64, DType, Shape
 
 ITERATIONS = 3
+NARROW = {"bf16": DTYPES["bfloat16"]}
 CUBLAS = "the workspace of cuBLAS is not counted"
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
 
@@ -34,6 +36,7 @@ def as_pytorch(
     cuda: bool = False,
     *,
     accumulate: int = 1,
+    precision: str = "float32",
     workspaces: Workspaces | None = None,
     watched: bool = False,
 ) -> Eager:
@@ -44,6 +47,7 @@ def as_pytorch(
         loss, optimizer: as `compile` takes them.
         cuda: whether it runs on a card.
         accumulate: forward and backward passes in a step, each of a batch as the model's; the loss is divided by it.
+        precision: float32; or bf16, within whose `torch.autocast` forward pass and loss run.
         workspaces: what convolutions take; None: what the variant says, where no library can be asked.
         watched: as a `TorchDispatchMode` sees it, beside which PyTorch sums gradients in new tensors.
 
@@ -52,6 +56,8 @@ def as_pytorch(
         UsageError: PyTorch has no such optimizer.
     """
     tape = Tape(cuda=cuda, sums_in_place=not watched, keeps=variant.gradients == "kept")
+    if precision != "float32":
+        tape.autocast = Autocast(NARROW[precision], cuda)
     tape.workspaces = workspaces or Workspaces(variant.limit)
     return _Loop(graph, loss, optimizer, variant, tape, accumulate).run()
 
@@ -116,7 +122,8 @@ class _Loop:
             stepper.zero_grad(self.variant.zero == "none")
             self.tape.memory.mark()
         for call in range(self.accumulate):
-            loss = self.forward(stored, inputs, target)
+            with self.tape.casting():
+                loss = self.forward(stored, inputs, target)
             if call == 0:
                 self.mark("forward", number)
             if loss is None or not self.trains:

@@ -18,7 +18,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.eager import Variant, as_pytorch  # noqa: E402
+from foreplan.eager import Variant, Workspaces, as_pytorch  # noqa: E402
+from foreplan.eager.watched.loop import Recipe, run  # noqa: E402
 from foreplan.frontend import nn as ours  # noqa: E402
 from foreplan.frontend import spec, trace  # noqa: E402
 from tests.profile import pick  # noqa: E402
@@ -286,6 +287,27 @@ def test_drawn_models(seed: int) -> None:
     variant = Variant(zero="none" if to_none else "keep", optimizer="foreach" if foreach else "loop")
     mine = as_pytorch(graph, "cross_entropy", optimizer, variant, False, watched=True)
     assert [(phase.live, phase.most) for phase in mine.phases] == theirs
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("seed", range(100, 100 + pick(8, 40, 60)))
+def test_drawn_models_within_autocast(seed: int, target: str) -> None:
+    """Beside real tensors on a processor, and the module itself on a card that is not here. A variable of the module
+    may hold what autocast has converted, to the end of a layer: then the most of its forward pass is more.
+    """
+    rng = np.random.default_rng(seed)
+    graph, module, x = drawn(rng)
+    labels = torch.zeros(graph.outputs["output"].shape[:-1], dtype=torch.int64)
+    variant, real = Variant(workspace=0), target == "cpu"
+    mine = as_pytorch(graph, "cross_entropy", fp.optim.Momentum(0.1), variant, not real, precision="bf16", watched=True)
+    recipe = Recipe(
+        (x,), {}, loss_of, (labels,), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "bf16", 1, variant,
+        None if real else Workspaces(0), real,
+    )  # fmt: skip
+    theirs = run(module, recipe, sums_in_place=False)
+    for a, b in zip(mine.phases, theirs.phases, strict=True):
+        assert a.live == b.live, a
+        assert a.most == b.most or (a.name == "forward" and a.most < b.most), a
 
 
 def of_mlp() -> tuple[fp.Graph, nn.Module, Any, Any]:

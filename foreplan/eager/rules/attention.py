@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.contraction import matmul
-from foreplan.eager.rules.elementwise import add, unary, without_gradient
+from foreplan.eager.rules.elementwise import add, cast, operands, unary, without_gradient
 from foreplan.eager.rules.layers import softmax
-from foreplan.eager.rules.shape import expand, permute, reshape
+from foreplan.eager.rules.shape import cut, expand, pad, permute, reshape
 from foreplan.eager.storage import Tensor, strides_like
-from foreplan.graph.types import BOOL, FLOAT32, Shape
+from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
+from foreplan.units import align_up
 
 
 def attention(tape: Tape, which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -18,12 +19,33 @@ def attention(tape: Tape, which: str, q: Tensor, k: Tensor, v: Tensor, mask: Ten
         which: `flash`, `efficient`, `math` or `eager`; `auto`: as PyTorch chooses on the device for float32.
     """
     grouped = k.shape[1] != q.shape[1]
-    if which == "auto":
-        which = "flash" if not tape.cuda else "math" if grouped else "efficient"
-    if which in ("math", "eager"):
-        return _written_out(tape, which == "math", q, _repeated(tape, k, q), _repeated(tape, v, q), mask, causal)
+    if which == "eager":
+        return _written_out(tape, False, q, _repeated(tape, k, q), _repeated(tape, v, q), mask, causal)
+    q, k, v, mask = operands(tape, "attention", q, k, v, mask)
+    with tape.casting(runs=False):
+        return _kernel(tape, which, grouped, q, k, v, mask, causal)
+
+
+def _kernel(
+    tape: Tape, which: str, grouped: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> Tensor:
+    """One of PyTorch's, of which `math` computes in float32."""
+    narrow, depth = q.dtype != FLOAT32, q.shape[-1]
+    if which == "auto" and tape.cuda:
+        unaligned = depth % (8 if narrow else 4) > 0
+        which = "flash" if narrow and mask is None else "math" if grouped or unaligned else "efficient"
+    elif which == "auto":
+        which = "flash"
+    if which == "math":
+        dtype = q.dtype
+        q, k, v = (cast(tape, each, FLOAT32) for each in (q, k, v))
+        result = _written_out(tape, True, q, _repeated(tape, k, q), _repeated(tape, v, q), mask, causal)
+        return cast(tape, result, dtype)
     if which == "efficient":
         k, v = _repeated(tape, k, q), _repeated(tape, v, q)
+    if which == "flash" and tape.cuda and depth % 8:
+        q, k, v = (pad(tape, each, (*each.shape[:-1], align_up(depth, 8))) for each in (q, k, v))
+        return cut(tape, _fused(tape, which, q, k, v, mask), (*q.shape[:-1], depth), (1, 1, 1, 1))
     return _fused(tape, which, q, k, v, mask)
 
 
@@ -36,7 +58,8 @@ def _fused(tape: Tape, which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     strides = strides_like(shape, q) if not tape.cuda and shape == q.shape else _tokens_first(shape)
     result = tape.new(shape, q.dtype, "attention", strides)
     sums = (batch, heads, -(-tokens // 32) * 32 if which == "efficient" else tokens)
-    saved = (q, k, v, result, tape.new(sums, FLOAT32, "log-sum-exp"), *(() if mask is None else (mask,)))
+    drawn = (tape.new((3,), INT64, "random state"),) if which == "flash" and tape.cuda else ()
+    saved = (q, k, v, result, tape.new(sums, FLOAT32, "log-sum-exp"), *drawn, *(() if mask is None else (mask,)))
     tape.record((q, k, v), (result,), _fused_backward, saved)
     return result
 

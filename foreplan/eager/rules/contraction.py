@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.rules.elementwise import operands
 from foreplan.eager.rules.shape import expand, reshape
 from foreplan.eager.storage import Tensor, dense_strides
 from foreplan.graph.types import Shape, broadcast_shapes
@@ -24,6 +25,7 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         x: [..., inputs].
         weight: [outputs, inputs].
     """
+    x, weight, bias = operands(tape, "linear", x, weight, bias)
     if bias is not None and x.rank > 2 and not x.is_contiguous:
         return _biased_later(tape, linear(tape, x, weight, None), bias)
     flat = reshape(tape, x, (math.prod(x.shape[:-1]), x.shape[-1])) if x.rank != 2 else x
@@ -60,6 +62,7 @@ def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Gr
 
 def matmul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of two axes or more."""
+    a, b = operands(tape, "matmul", a, b)
     if b.rank == 2 and a.rank == 2:
         return _mm(tape, a, b)
     if b.rank == 2:
@@ -105,6 +108,7 @@ def convolution(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, op: 
         shape: of the result.
     """
     transposed = isinstance(op, ConvDataGrad)
+    x, weight, bias = operands(tape, "convolution", x, weight, bias)
     # For depth-wise ones PyTorch has kernels of its own, without workspace (`ConvParams::use_cudnn_depthwise`).
     library = transposed or not 1 < op.groups == x.shape[1]
     name = "conv_transpose" if transposed else "convolution"

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.storage import Tensor, strides_like
-from foreplan.graph.types import BOOL, DType, broadcast_shapes
+from foreplan.graph.types import BOOL, DTYPES, FLOAT32, DType, broadcast_shapes
 
 
 class Keeps(Enum):
@@ -89,6 +90,7 @@ def unary(tape: Tape, name: str, x: Tensor, in_place: bool = False) -> Tensor:
         in_place: it writes over its input; only for what saves its result.
     """
     rule = UNARY[name]
+    (x,) = operands(tape, name, x)
     result = x.detached() if in_place else tape.like(x, name)
     saved = {Keeps.NOTHING: (), Keeps.INPUT: (x,), Keeps.RESULT: (result,)}[rule.keeps]
 
@@ -113,21 +115,53 @@ def passed_on(tape: Tape, x: Tensor, op: str) -> Tensor:
     return result
 
 
-def _broadcast(tape: Tape, op: str, operands: Sequence[Tensor], dtype: DType) -> Tensor:
+def _broadcast(tape: Tape, op: str, operands: Sequence[Tensor], dtype: DType | None = None) -> Tensor:
+    """A new tensor; without a type, of the widest of the operands."""
     shape = broadcast_shapes(*(each.shape for each in operands))
+    dtype = widest(*(each.dtype for each in operands)) if dtype is None else dtype
     return tape.new(shape, dtype, op, strides_like(shape, *operands))
+
+
+def widest(*dtypes: DType) -> DType:
+    """The type of a result; of floating-point types, that which holds the others, or float32."""
+    floats = [dtype for dtype in dict.fromkeys(dtypes) if dtype.is_float]
+    if not floats or len(floats) == 1:
+        return (floats or list(dtypes))[0]
+    largest = max(floats, key=lambda dtype: dtype.itemsize)
+    return largest if largest.itemsize > DTYPES["float16"].itemsize else FLOAT32
+
+
+def operands(tape: Tape, op: str, *given: Tensor | None) -> tuple[Any, ...]:
+    """The operands of an op, in the type that autocast has for it. The last is converted first, as compiled by GCC, and
+    narrow copies of trained weights are kept.
+    """
+    autocast = tape.autocast
+    dtype = None if autocast is None else autocast.operand_type(op)
+    if autocast is None or dtype is None:
+        return given
+    found: list[Tensor | None] = []
+    for x in reversed(given):
+        if x is None or not x.dtype.is_float or x.dtype in (dtype, DTYPES["float64"]):
+            found.append(x)
+        elif x.trained and x.dtype == FLOAT32:
+            if x not in autocast.weights:
+                autocast.weights[x] = cast(tape, x, dtype)
+            found.append(autocast.weights[x])
+        else:
+            found.append(cast(tape, x, dtype))
+    return tuple(reversed(found))
 
 
 def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a + b: nothing is saved, and the gradient is shared by both."""
-    result = _broadcast(tape, "add", (a, b), a.dtype)
+    result = _broadcast(tape, "add", (a, b))
     tape.record((a, b), (result,), lambda tape, saved, needs, grads: [grads[0] if need else None for need in needs])
     return result
 
 
 def sub(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a - b."""
-    result = _broadcast(tape, "sub", (a, b), a.dtype)
+    result = _broadcast(tape, "sub", (a, b))
     tape.record((a, b), (result,), _sub_backward)
     return result
 
@@ -141,7 +175,7 @@ def _sub_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads
 
 def mul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a · b: each is saved if the other has a gradient."""
-    result = _broadcast(tape, "mul", (a, b), a.dtype)
+    result = _broadcast(tape, "mul", (a, b))
     saved = (a if b.needs_grad else None, b if a.needs_grad else None)
     tape.record((a, b), (result,), _mul_backward, saved)
     return result
@@ -156,7 +190,7 @@ def _mul_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads
 
 def div(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a / b."""
-    result = _broadcast(tape, "div", (a, b), a.dtype)
+    result = _broadcast(tape, "div", (a, b))
     tape.record((a, b), (result,), _div_backward, (a if b.needs_grad else None, b))
     return result
 
@@ -174,7 +208,8 @@ def _div_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads
 
 def power(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """a to the b, both tensors: both and the result are saved."""
-    result = _broadcast(tape, "pow", (a, b), a.dtype)
+    a, b = operands(tape, "pow", a, b)
+    result = _broadcast(tape, "pow", (a, b))
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
         (grad,) = grads
@@ -192,7 +227,7 @@ def power(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 def extremum(tape: Tape, op: str, a: Tensor, b: Tensor) -> Tensor:
     """The larger or the smaller of two."""
-    result = _broadcast(tape, op, (a, b), a.dtype)
+    result = _broadcast(tape, op, (a, b))
     tape.record((a, b), (result,), _extremum_backward, (a, b))
     return result
 
@@ -212,10 +247,10 @@ def _extremum_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> 
 
 def select(tape: Tape, condition: Tensor, a: Tensor | None, b: Tensor | None, dtype: DType) -> Tensor:
     """`torch.where`; an operand that is a number is None."""
-    operands = [each for each in (a, b) if each is not None]
-    shape = broadcast_shapes(condition.shape, *(each.shape for each in operands))
-    number = tape.new((), dtype, "number") if len(operands) < 2 else None
-    result = tape.new(shape, dtype, "where", strides_like(shape, condition, *operands))
+    chosen = [each for each in (a, b) if each is not None]
+    shape = broadcast_shapes(condition.shape, *(each.shape for each in chosen))
+    number = tape.new((), dtype, "number") if len(chosen) < 2 else None
+    result = tape.new(shape, dtype, "where", strides_like(shape, condition, *chosen))
     del number
     saved = (condition,)
 
@@ -229,7 +264,7 @@ def select(tape: Tape, condition: Tensor, a: Tensor | None, b: Tensor | None, dt
             del zero
         return given
 
-    tape.record(operands, (result,), backward, saved)
+    tape.record(chosen, (result,), backward, saved)
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
-from foreplan.eager.rules.elementwise import mul, unary
+from foreplan.eager.rules.elementwise import cast, mul, operands, unary
 from foreplan.eager.rules.shape import contiguous, reduce
 from foreplan.eager.storage import Tensor
 from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
@@ -19,36 +19,41 @@ def batch_norm(
     """`native_batch_norm`: input, weight, running statistics and those of the batch are saved."""
     own = (0,) if frozen else (x.shape[1],)
     result = tape.like(x, "batch_norm")
-    mean, scale = (tape.new(own, FLOAT32, STATISTICS) for _ in range(2))
+    mean, scale = (tape.new(own, FLOAT32 if tape.cuda else weight.dtype, STATISTICS) for _ in range(2))
     tape.record((x, weight, bias), (result,), _norm_backward, (x, weight, mean, scale, *statistics))
     return result
 
 
 def layer_norm(tape: Tape, x: Tensor, weights: Sequence[Tensor], axis: int) -> Tensor:
     """`native_layer_norm`: input, weight, bias, mean and scale of each row are saved."""
+    x, *weights = operands(tape, "layer_norm", x, *weights)
     rows = (*x.shape[:axis], *(1 for _ in x.shape[axis:]))
     result = tape.new(x.shape, x.dtype, "layer_norm")
-    mean, scale = (tape.new(rows, x.dtype, STATISTICS) for _ in range(2))
+    narrow = not tape.cuda and all(weight.dtype == x.dtype for weight in weights)
+    mean, scale = (tape.new(rows, x.dtype if narrow else FLOAT32, STATISTICS) for _ in range(2))
     tape.record((x, *weights), (result,), _norm_backward, (x, *weights, mean, scale))
     return result
 
 
 def group_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     """`native_group_norm`: input, weight, mean and scale of each group are saved."""
+    x, weight, bias = operands(tape, "group_norm", x, weight, bias)
     result = tape.new(x.shape, x.dtype, "group_norm")
-    mean, scale = (tape.new((x.shape[0], groups), x.dtype, STATISTICS) for _ in range(2))
+    mean, scale = (tape.new((x.shape[0], groups), weight.dtype, STATISTICS) for _ in range(2))
     tape.record((x, weight, bias), (result,), _norm_backward, (x, weight, mean, scale))
     return result
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, axis: int) -> Tensor:
     """`F.rms_norm`: one op on a card; elsewhere x · rsqrt(mean(x²) + ε), then · weight, each with what it saves."""
+    x, weight = operands(tape, "rms_norm", x, weight)
     weights = () if weight is None else (weight,)
     if tape.cuda:
         result = tape.new(x.shape, x.dtype, "rms_norm")
-        scale = tape.new((*x.shape[:axis], *(1 for _ in x.shape[axis:])), x.dtype, STATISTICS)
+        scale = tape.new((*x.shape[:axis], *(1 for _ in x.shape[axis:])), FLOAT32, STATISTICS)
         tape.record((x, *weights), (result,), _norm_backward, (x, *weights, scale))
         return result
+    dtype, x = x.dtype, cast(tape, x, FLOAT32)
     square = unary(tape, "pow", x)
     mean = reduce(tape, "mean", square, range(axis, x.rank), True)
     root = unary(tape, "rsqrt", mean)
@@ -56,7 +61,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, axis: int) -> Tensor:
     result = mul(tape, x, root)
     if weight is not None:
         result = mul(tape, result, weight)
-    return contiguous(tape, result)
+    return contiguous(tape, cast(tape, result, dtype))
 
 
 def _norm_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
@@ -71,8 +76,14 @@ def _norm_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grad
     return [data, *rest]
 
 
-def softmax(tape: Tape, x: Tensor, op: str = "softmax") -> Tensor:
-    """`softmax` or `log_softmax`: the result is saved."""
+def softmax(tape: Tape, x: Tensor, op: str = "softmax", typed: bool = False) -> Tensor:
+    """`softmax` or `log_softmax`: the result is saved.
+
+    Args:
+        typed: it is asked for the type of its operand, which autocast heeds.
+    """
+    if not typed:
+        (x,) = operands(tape, op, x)
     result = tape.new(x.shape, x.dtype, op)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
@@ -112,6 +123,7 @@ def avg_pool(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 def resize(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     """`F.interpolate`: nothing is saved."""
+    (x,) = operands(tape, "interpolate", x)
     result = tape.new(shape, x.dtype, "interpolate")
     tape.record((x,), (result,), _of_input(x.shape, "interpolate"))
     return result
@@ -119,11 +131,13 @@ def resize(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 def cumsum(tape: Tape, x: Tensor) -> Tensor:
     """`cumsum`: its gradient is summed from behind."""
-    result = tape.new(x.shape, x.dtype, "cumsum")
+    dtype, before = (tape.autocast and tape.autocast.result_type("cumsum")) or x.dtype, x.dtype
+    result = tape.new(x.shape, dtype, "cumsum")
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
         (grad,) = grads
         assert grad is not None
+        grad = cast(tape, grad, before)
         held = [tape.new(grad.shape, grad.dtype, "backward of cumsum") for _ in range(2)]
         result = tape.new(grad.shape, grad.dtype, "backward of cumsum")
         del held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
-from foreplan.eager.rules.elementwise import sub, unary
+from foreplan.eager.rules.elementwise import operands, sub, unary
 from foreplan.eager.rules.layers import softmax
 from foreplan.eager.rules.shape import reduce
 from foreplan.eager.storage import Tensor
@@ -12,6 +12,7 @@ from foreplan.graph.types import FLOAT32
 
 def nll(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.nll_loss`: logarithms of probabilities, target and the sum of weights are saved."""
+    (x,) = operands(tape, "loss", x)
     result = tape.new((), x.dtype, "loss")
     total = tape.new((), FLOAT32, "total weight")
     tape.record((x,), (result,), _loss_backward, (x, target, total))
@@ -20,13 +21,16 @@ def nll(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
 
 def cross_entropy(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
     """`F.cross_entropy`: a log_softmax, and `nll_loss` of it."""
-    return nll(tape, softmax(tape, logits, "log_softmax"), target)
+    (logits,) = operands(tape, "cross_entropy", logits)
+    return nll(tape, softmax(tape, logits, "log_softmax", typed=True), target)
 
 
 def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
     """`F.cross_entropy(..., reduction="none")`: a number for each item."""
-    scores = softmax(tape, logits, "log_softmax")
-    result = tape.new(target.shape, logits.dtype, "losses")
+    (logits,) = operands(tape, "cross_entropy", logits)
+    scores = softmax(tape, logits, "log_softmax", typed=True)
+    (scores,) = operands(tape, "loss", scores)
+    result = tape.new(target.shape, scores.dtype, "losses")
     total = tape.new((), FLOAT32, "total weight")
     tape.record((scores,), (result,), _loss_backward, (scores, target, total))
     return result
@@ -34,6 +38,7 @@ def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
 
 def mse(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.mse_loss`, and others that are one op: both operands are saved."""
+    x, target = operands(tape, "loss", x, target)
     result = tape.new((), x.dtype, "loss")
     tape.record((x,), (result,), _loss_backward, (x, target))
     return result
@@ -47,6 +52,7 @@ def _loss_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grad
 
 def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.binary_cross_entropy_with_logits`: both operands are saved."""
+    x, target = operands(tape, "loss", x, target)
     result = tape.new((), x.dtype, "loss")
     tape.record((x,), (result,), _binary_backward, (x, target))
     return result
@@ -66,5 +72,6 @@ def _binary_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Gr
 
 def mean_absolute(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.l1_loss`: |x - target| and its mean are ops of their own."""
+    x, target = operands(tape, "loss", x, target)
     size = unary(tape, "abs", sub(tape, x, target))
     return reduce(tape, "mean", size, range(x.rank), False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape, summed_to
+from foreplan.eager.rules.elementwise import cast, widest
 from foreplan.eager.storage import Tensor, view_strides
 from foreplan.graph.types import BOOL, INT64, Shape
 
@@ -115,7 +116,10 @@ def concat(tape: Tape, parts: Sequence[Tensor], axis: int) -> Tensor:
     """`torch.cat(parts, axis)`, whose gradients are views of one tensor."""
     extent = sum(part.shape[axis] for part in parts)
     shape = (*parts[0].shape[:axis], extent, *parts[0].shape[axis + 1 :])
-    result = tape.new(shape, parts[0].dtype, "cat")
+    dtype = widest(*(part.dtype for part in parts))
+    if tape.autocast is not None and not tape.cuda:
+        parts = [cast(tape, part, dtype) for part in parts]
+    result = tape.new(shape, dtype, "cat")
     shapes = [part.shape for part in parts]
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
@@ -145,7 +149,8 @@ def reduce(tape: Tape, how: str, x: Tensor, axes: Sequence[int], keepdims: bool)
     """`sum`, `mean`, `amax` or `amin` over axes."""
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.shape))
     shape = kept if keepdims else tuple(extent for axis, extent in enumerate(x.shape) if axis not in axes)
-    result = tape.new(shape, x.dtype, how)
+    dtype = (tape.autocast and tape.autocast.result_type(how)) or x.dtype
+    result = tape.new(shape, dtype, how)
     if how in ("max", "min"):
         tape.record((x,), (result,), lambda *args: _extreme_backward(kept, *args), (x, result))
         return result

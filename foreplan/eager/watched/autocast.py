@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 _KEY = "AutocastPrivateUse1"
 _LOWER = """
@@ -67,9 +67,11 @@ def _kernel(op: Any, name: str, device: str) -> Callable[..., Any]:
                 dtype = torch.get_autocast_dtype(device)
             elif _HOW.get(name) == "widest" and torch.float32 not in dtypes:
                 return op(*args, **kwargs)
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda each: _cast(each, dtype) if eligible(each) else each, (args, kwargs)
-            )
+            leaves, form = tree_flatten((args, kwargs))
+            for i in reversed(range(len(leaves))):  # the last first, as compiled by GCC
+                if isinstance(leaves[i], torch.Tensor) and eligible(leaves[i]):
+                    leaves[i] = _cast(leaves[i], dtype)
+            args, kwargs = tree_unflatten(leaves, form)
             return op(*args, **kwargs)
 
     return run

@@ -9,13 +9,37 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 _LAYER_NORM = torch.ops.aten.native_layer_norm.default
+_OTHER_NORMS = (torch.ops.aten.native_batch_norm.default, torch.ops.aten.native_group_norm.default)
+_NORMS_BACKWARD = (
+    torch.ops.aten.native_batch_norm_backward.default,
+    torch.ops.aten.native_group_norm_backward.default,
+    torch.ops.aten.native_layer_norm_backward.default,
+)
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+@cache
+def norms_on_card() -> torch.library.Library:
+    """RMS norm as the one op that cards have for it, for the device in PyTorch's place for further ones; once in a
+    process, as long as it lasts. Without a kernel there, PyTorch takes its ops one by one, as on a processor.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_fused_rms_norm", _rms_norm, "PrivateUse1")
+    return library
+
+
+def _rms_norm(x: torch.Tensor, shape: Any, weight: Any, epsilon: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and a scale of each row."""
+    rows = (*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
+    return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
 
 
 def as_kernels_give(func: Any, args: Any, result: Any) -> Any:
     """The results of an op on tensors without bytes, as its kernel has them."""
-    if func is _LAYER_NORM:
-        return _statistics(args, result)
+    if func is _LAYER_NORM or func in _OTHER_NORMS:
+        return _statistics(func, args, result)
+    if func in _NORMS_BACKWARD:  # the description has the gradients that nobody asks for too
+        return tuple(each if asked else None for each, asked in zip(result, args[-1]))
     if func is _RECURRENT and not result[3].numel():
         tensors = tuple((tuple(each.shape), each.dtype) for each in args[:7])
         nbytes = _recurrent_workspace(tensors, tuple(args[7:8]), tuple(args[8]), tuple(args[9:]))
@@ -23,12 +47,13 @@ def as_kernels_give(func: Any, args: Any, result: Any) -> Any:
     return result
 
 
-def _statistics(args: Any, result: Any) -> Any:
-    """Mean and deviation of a layer norm are float32 on a card, and where weights are wider than the input. The
-    description has the input's type.
+def _statistics(func: Any, args: Any, result: Any) -> Any:
+    """Mean and deviation of a norm are float32 where weights are wider than the input; and on a card, but for those of
+    groups. The description has the input's type.
     """
-    x, _, weight = args[:3]
-    if x.device.type == "cpu" and (weight is None or weight.dtype == x.dtype):
+    x, weight = args[0], args[2 if func is _LAYER_NORM else 1]
+    wide = weight is not None and weight.dtype != x.dtype
+    if not wide and (x.device.type == "cpu" or func is torch.ops.aten.native_group_norm.default):
         return result
     return (result[0], *(torch.empty_like(each, dtype=torch.float32) for each in result[1:]))
 
