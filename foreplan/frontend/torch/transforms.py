@@ -1,5 +1,5 @@
-"""Gradients within a module, functions mapped over items and the CTC loss, while it is exported: an export keeps none of
-them. A gradient becomes an op, and so does the loss; a map becomes one call for each item.
+"""Gradients within a module, functions mapped over items and the CTC loss, while it is exported: an export keeps none
+of them. A gradient becomes an op, and so does the loss; a map becomes one call for each item.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MOST_ITEMS = 64  # of a mapped function, which is traced once for each
 
 @contextlib.contextmanager
 def transforms_traced() -> Iterator[None]:
-    """While the body runs, `torch.autograd.grad`, `torch.vmap`, `torch.ctc_loss` and the derivatives of `torch.func` leave
-    what an export keeps.
+    """While the body runs, `torch.autograd.grad`, `torch.vmap`, `torch.ctc_loss` and the derivatives of `torch.func`
+    leave what an export keeps.
     """
     import torch
     from torch._functorch import apis, eager_transforms
