@@ -150,7 +150,8 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
 
     def now() -> Iterator[tuple[tuple[torch.nn.Module, str], Any]]:
         for part in module.modules():
-            yield from (((part, name), x) for name, x in _attributes(part).items())
+            if not type(part).__module__.startswith("torch.nn."):  # whose own layers keep what they compute in buffers
+                yield from (((part, name), x) for name, x in _attributes(part).items())
 
     def begin(*_: Any) -> None:
         before.update((key, (x, _frozen(x))) for key, x in now())
