@@ -144,14 +144,16 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
             "--shapes out"
         )
     from foreplan.at_hand import eager_memory
+    from foreplan.cli.model import loss_by_default
     from foreplan.views.beside import Beside
 
     options = compiled.options
+    default = "cross_entropy" if compiled.model is None else loss_by_default(compiled.model)
     eager = eager_memory(
         given.model,
         *given.args,
         kwargs=given.kwargs,
-        loss=options.loss or settings.loss or "cross_entropy",
+        loss=options.loss or settings.loss or default,
         optimizer=options.optimizer,
         precision=options.precision,
         accumulate=compiled.accumulate,

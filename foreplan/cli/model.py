@@ -57,11 +57,12 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
     from foreplan import api, models
 
     if model.endswith(".pt2") or is_factory(model):
-        return _with_adapters(_of_torch(model, settings), settings), "cross_entropy"
+        graph = _of_torch(model, settings)
+        return _with_adapters(graph, settings), loss_by_default(graph)
     if is_file(model):
         chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
         graph = api.from_onnx(model, settings.shapes, settings.batch, values=settings.values, **chosen)
-        return _with_adapters(graph, settings), "cross_entropy"
+        return _with_adapters(graph, settings), loss_by_default(graph)
     if settings.values:
         raise UsageError("--values is for inputs of ONNX files that decide shapes; a zoo model has none")
     if settings.shapes:
@@ -69,6 +70,12 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
         raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
     name = with_batch(model, settings.batch)
     return _with_adapters(models.build(name), settings), models.default_loss(name)
+
+
+def loss_by_default(graph: Graph) -> str:
+    """The loss of a model that says none: its first output, if that is one number, or the one of a classifier."""
+    first = next(iter(graph.outputs.values()), None)
+    return "sum" if first is not None and not first.shape and first.dtype.is_float else "cross_entropy"
 
 
 def _of_torch(model: str, settings: Settings) -> Graph:

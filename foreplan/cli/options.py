@@ -228,7 +228,8 @@ def _model_options(left_out: Collection[str]) -> tuple[Callable[[_Function], _Fu
         click.option(
             "--loss",
             type=click.Choice(LOSSES),
-            help="On the first output. By default a zoo model's own, and cross_entropy for any other.",
+            help="On the first output. By default a zoo model's own; of any other that output itself where it is one "
+            "number, and else cross_entropy.",
         ),
         click.option(
             "--lora",

@@ -54,6 +54,10 @@ def graph():
     return foreplan.from_torch(Net(), torch.zeros(4, 6))
 def sized(batch=4): return Net(), torch.zeros(batch, 6)
 def bare(): return Net()
+class Losing(Net):
+    def forward(self, x): return {"loss": super().forward(x).square().mean(), "scores": super().forward(x)}
+def losing():
+    with torch.device("meta"): return Losing(), torch.zeros(4, 6)
 def nothing(): return None
 def fails(): return Net(), torch.zeros(4, 7) @ torch.zeros(3, 3)
 def fails_within(): Net()(torch.zeros(4, 5))
@@ -143,6 +147,15 @@ def test_errors_of_foreplan_stay_as_they_are() -> None:
     with pytest.raises(fp.UsageError) as expected:
         fp.models.build("absent")
     assert f"error: {expected.value}" in ran("estimate", "raising_of_tests:make").output
+
+
+def test_the_loss_of_a_model_that_gives_it_and_has_no_numbers() -> None:
+    model = "nets_of_tests.nets:losing"
+    found = json.loads(ran("estimate", model, "--optimizer", "adamw", "--json").stdout)
+    asked = json.loads(ran("estimate", model, "--optimizer", "adamw", "--loss", "sum", "--json").stdout)
+    assert found["arena_bytes"] == asked["arena_bytes"] > 0
+    beside = json.loads(ran("estimate", model, "--as", "pytorch", "--optimizer", "adamw", "--json").stdout)
+    assert beside["pytorch"]["peak_bytes"] > 4 * 4 * (6 * 8 + 8 + 8 * 3 + 3)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("one", ()), ("sized", ("--batch", "16")), ("by_name", ())])
