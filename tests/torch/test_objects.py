@@ -285,6 +285,14 @@ def test_what_is_no_module_to_export_is_refused() -> None:
     assert list(fp.from_torch(torch.compile(Two()), X, check=True).outputs) == ["output"]
 
 
+def test_a_newer_torch_than_tested_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.1.0a0")
+    (note,) = fp.from_torch(Two(), X).notes
+    assert note == "PyTorch 9.1.0a0 is newer than those that were tested, 2.9 to 2.13"
+    with pytest.raises(fp.ModelError, match=r"cannot export Two.*9\.1\.0a0 is newer"):
+        fp.from_torch(Two(), X[:, :2])
+
+
 class WritesItsArgument(nn.Linear):
     """Twice as much of it at each call."""
 

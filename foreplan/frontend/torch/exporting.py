@@ -22,7 +22,7 @@ from foreplan.frontend.torch.unseen import seen
 if TYPE_CHECKING:
     import torch
 
-_LEAST = (2, 9)  # of PyTorch: what its export gives, and how what it gives is marked
+_LEAST, _NEWEST = (2, 9), (2, 13)  # of PyTorch: with these its export, and how it marks what it gives, was tested
 _ON_DATA = "What depends on numbers is written with torch.where or torch.cond; what does not, with Python's own numbers"
 
 
@@ -36,9 +36,22 @@ def torch_here() -> Any:
         import torch
     except ImportError:
         raise UsageError("from_torch needs PyTorch, which is not installed: pip install torch") from None
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LEAST:
+    if _version(torch) < _LEAST:
         raise UsageError(f"from_torch needs PyTorch 2.9 or later, and this is {torch.__version__}")
     return torch
+
+
+def _version(torch: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def untested() -> str:
+    """What to say of a PyTorch that is newer than those that were tested; empty: it is none."""
+    torch = torch_here()
+    if _version(torch) <= _NEWEST:
+        return ""
+    least, newest = (".".join(map(str, each)) for each in (_LEAST, _NEWEST))
+    return f"PyTorch {torch.__version__} is newer than those that were tested, {least} to {newest}"
 
 
 def programs(
@@ -53,7 +66,7 @@ def programs(
     with _with_memory(module, (example, kwargs)) as (example, kwargs):
         with in_mode(module, True), askers(module) as asked:
             training, notes = _of_every_call(module, example, kwargs)
-        notes += _numbers_given(training)
+        notes += (*_numbers_given(training), *filter(None, [untested()]))
         if has_one_form(module, asked, training):
             return {True: training}, notes
         with in_mode(module, False):
@@ -149,7 +162,8 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
     except UnsupportedError:
         raise
     except Exception as error:  # another project's code may raise anything
-        raise ModelError(f"PyTorch cannot export {name}: {cause(error)}") from error
+        more = f". {new}" if (new := untested()) else ""
+        raise ModelError(f"PyTorch cannot export {name}: {cause(error)}{more}") from error
 
 
 @contextlib.contextmanager
