@@ -156,6 +156,8 @@ ONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("what", ONE)
 def test_layers_of_pytorch_alone_are_exported_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what == "LSTM" and torch.__version__ < "2.10":
+        pytest.skip("PyTorch 2.9 cannot export an LSTM that is no part of a module")
     make, shape = ONE[what]
     exported, count = exporting._exported, list[bool]()
     monkeypatch.setattr(exporting, "_exported", lambda *args: count.append(True) or exported(*args))

@@ -62,7 +62,13 @@ def one_pass(
     known = dict(module.named_parameters())
     held = [known[key] for key in weights]
     try:
-        with _as_it_was(module), in_mode(module, training), warnings.catch_warnings(), torch.enable_grad():
+        with (
+            _as_it_was(module),
+            in_mode(module, training),
+            warnings.catch_warnings(),
+            torch.enable_grad(),
+            torch.compiler.set_stance("force_eager"),
+        ):
             warnings.simplefilter("ignore")
             if noise:
                 _add_noise(held, noise)

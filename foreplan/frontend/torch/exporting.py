@@ -150,6 +150,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
     try:
         with (
             _quiet(),
+            torch.compiler.set_stance("force_eager"),  # what torch.compile made is exported as what it was made of
             checkpoints_marked() as checkpointed,
             functions_traced(checkpointed),
             transforms_traced(),
@@ -162,6 +163,8 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
     except UnsupportedError:
         raise
     except Exception as error:  # another project's code may raise anything
+        if "_C.Generator" in str(error):
+            raise UnsupportedError(f"{name} draws by a torch.Generator; leave it out: a step draws by itself") from None
         more = f". {new}" if (new := untested()) else ""
         raise ModelError(f"PyTorch cannot export {name}: {cause(error)}{more}") from error
 

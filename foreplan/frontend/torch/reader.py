@@ -166,8 +166,8 @@ class Reader:
                 content = self._input(node) if isinstance(spec.arg, TensorArgument) else spec.arg.value
             else:
                 raise UnsupportedError(
-                    f"forward reads {spec.target or spec.arg.name!r}, an object that is no tensor (a torch.Generator, "
-                    "perhaps); leave it out"
+                    f"forward reads {spec.target or spec.arg.name!r}, an object that is no tensor, such as a "
+                    "torch.Generator; leave it out"
                 )
             run.places[node] = content
         outputs = run.graph(program.graph, program.graph_module)
