@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from foreplan.graph import Builder, Graph, Node, TensorType, Value
 from foreplan.ops.conv.mapped import ConvMap, steps_of
 from foreplan.ops.conv.ops import Conv
-from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute
+from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm
 from foreplan.passes.rewrite import Accepts, rewrite_groups
@@ -87,13 +87,15 @@ def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
         mean, factor, bias = (Arg(first + i) for i in range(3))
         expr: Expr = (chain.expr - mean) * factor + bias
     elif isinstance(node.op, Map) and node.outputs[0].kind is value.kind:
-        others = [i for i, x in enumerate(node.inputs) if x is not value]
+        others = [i for i in sorted(used_args(*node.op.parsed)) if node.inputs[i] is not value]
         if not all(_is_read_along(node.inputs[i], value) for i in others):
             return None
         reads = [(node, i) for i in others]
         along = {i: Arg(first + k) for k, i in enumerate(others)}
         expr = substitute(_wide(node), [along.get(i, chain.expr) for i in range(len(node.inputs))])
     else:
+        return None
+    if len(used_args(expr)) != first + len(reads):  # one of them makes no difference
         return None
     whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if isinstance(n.op, Map) and n.inputs[i].type == value.type]
     if len(whole) > 1 or (steps_of(expr) is None and value.dtype.is_narrow):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.ops.expr import Arg, substitute
+from foreplan.ops.expr import Arg, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
@@ -22,8 +22,10 @@ class _Pair:
 
     @property
     def further(self) -> list[Value]:
-        """What the map reads beside the product."""
-        return [value for value in dict.fromkeys(self.map.inputs) if value is not self.product.outputs[0]]
+        """What the map reads beside the product, which has the shape of its results."""
+        assert isinstance(self.map.op, Map)
+        read = dict.fromkeys(self.map.inputs[i] for i in sorted(used_args(*self.map.op.parsed)))
+        return [value for value in read if value is not self.product.outputs[0]]
 
     @property
     def inputs(self) -> list[Value]:
@@ -34,7 +36,7 @@ class _Pair:
         matmul, then = self.product.op, self.map.op
         assert isinstance(matmul, MatMul) and isinstance(then, Map)
         places = {value: Arg(1 + i) for i, value in enumerate(self.further)} | {self.product.outputs[0]: Arg(0)}
-        exprs = [substitute(expr, [places[value] for value in self.map.inputs]) for expr in then.parsed]
+        exprs = [substitute(expr, [places.get(value, Arg(0)) for value in self.map.inputs]) for expr in then.parsed]
         return MatMulMap(tuple(map(str, exprs)), matmul.transpose_a, matmul.transpose_b)
 
 

@@ -39,6 +39,24 @@ def fused(graph: Graph) -> dict[str, str]:
     return {node.name: node.op.expr for node in graph.nodes if isinstance(node.op, ConvMap)}
 
 
+@pytest.mark.parametrize(
+    ("map", "exprs"),
+    [
+        ("map(exprs=('relu((a3 + a1))',)) [%x3, %dn, %x3, %yn]", 2),
+        ("map(exprs=('relu((a1 * 2.0))',)) [%dn, %yn]", 2),
+    ],
+)
+def test_what_a_map_does_not_read_is_left_out(map: str, exprs: int) -> None:
+    text = TEXT.replace("map(exprs=('relu((a0 + a1))',)) [%dn, %yn]", map)
+    text = text.replace("parameter %v", "input %x3: float64[2,3,6,5]\nparameter %v")
+    graph = parse_graph(text)
+    after = fuse_conv_maps(graph, lambda op, inputs, outputs: True)
+    assert len(fused(after)) == exprs
+    inputs = {"x": RNG.normal(size=(2, 4, 6, 5)), "x3": RNG.normal(size=(2, 3, 6, 5))}
+    old, new = evaluate(graph, inputs, {}), evaluate(after, inputs, {})
+    np.testing.assert_allclose(new[after.outputs["z"]], old[graph.outputs["z"]], rtol=1e-12)
+
+
 def test_both_paths_of_a_residual_block() -> None:
     graph = parse_graph(TEXT)
     after = fuse_conv_maps(graph, lambda op, inputs, outputs: True)

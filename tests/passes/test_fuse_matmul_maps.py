@@ -55,6 +55,18 @@ def test_an_update_and_a_bias() -> None:
         np.testing.assert_allclose(new[now], old[before], rtol=1e-12, atol=1e-12)
 
 
+def test_what_a_map_does_not_read_is_left_out() -> None:
+    text = TEXT.replace(
+        "map(exprs=('relu((a1 + a0))',)) [%p, %b]", "map(exprs=('relu((a3 + a1))',)) [%dy, %p, %dy, %b]"
+    )
+    found = after(text)
+    assert fused(found)["y"] == MatMulMap(("relu((a1 + a0))",))
+    inputs = {"x": RNG.normal(size=(3, 5)), "dy": RNG.normal(size=(3, 8)), "rate": np.float64(0.5)}
+    graph = parse_graph(text)
+    old, new = evaluate(graph, inputs, {}), evaluate(found, inputs, {})
+    np.testing.assert_allclose(new[found.outputs["y"]], old[graph.outputs["y"]], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "left"),
     [

@@ -52,6 +52,7 @@ class Places:
         self._views: dict[torch.fx.Node, _View] = {}
         self._viewers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self._hooked: set[torch.fx.Node] = set()
+        self._own: set[torch.fx.Node] = set()  # detached tensors that were written with gradients
 
     def __getitem__(self, node: torch.fx.Node) -> Any:
         return self.content[node]
@@ -88,22 +89,35 @@ class Places:
         self.content[node] = new
         self._hooked.add(node)
 
-    def write(self, node: torch.fx.Node, new: Any) -> None:
-        """A tensor has another content: so has what it is a view of, and so have all views of that."""
-        while (view := self._views.get(node)) is not None:
-            old, node = self.content[view.of], view.of
-            whole = _put_back(view, old, new)
-            new = without_gradient(whole, old) if view.stops else whole
-        self._follow(node, new)
+    def write(self, node: torch.fx.Node, new: Any, stops: bool = False) -> None:
+        """A tensor has another content: so has what it is a view of, and so have all views of that.
 
-    def _follow(self, node: torch.fx.Node, new: Any) -> None:
+        Args:
+            stops: whether no gradient is recorded.
+        """
+        apart: set[torch.fx.Node] = set()  # which have the gradient of what is written, and what they see has not
+        while (view := self._views.get(node)) is not None:
+            whole = _put_back(view, self.content[view.of], new)
+            if view.stops:
+                self._follow(node, without_gradient(new, self.content[node]) if stops else new, apart)
+                apart.add(node)
+                self._own.add(node)
+                stops = True
+            new, node = whole, view.of
+        self._follow(node, without_gradient(new, self.content[node]) if stops else new, apart)
+
+    def _follow(self, node: torch.fx.Node, new: Any, apart: set[torch.fx.Node]) -> None:
         pending = [(node, new)]
         while pending:
             node, content = pending.pop()
+            if node in apart:
+                continue
             if content is not new and node in self._hooked:
                 raise UnsupportedError("a tensor is written of which a view has a hook; register the hook after that")
             self.content[node] = content
-            pending += [(viewer, self._views[viewer].replay(content)) for viewer in self._viewers.get(node, ())]
+            for viewer in self._viewers.get(node, ()):
+                seen = self._views[viewer].replay(content)
+                pending.append((viewer, without_gradient(seen, self.content[viewer]) if viewer in self._own else seen))
 
 
 def without_gradient(new: Any, old: Any) -> Any:

@@ -21,7 +21,7 @@ from foreplan.frontend.torch.known import MOST_KNOWN, array_of
 from foreplan.frontend.torch.opened import opened
 from foreplan.frontend.torch.ops.gradients import hooked
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
-from foreplan.frontend.torch.places import Places, without_gradient
+from foreplan.frontend.torch.places import Places
 from foreplan.frontend.torch.table import Entry, entry
 from foreplan.frontend.torch.unseen import HOOKED
 from foreplan.frontend.torch.writes import attribute, op_name, written_by
@@ -54,6 +54,8 @@ class Run:
         self.places = Places()
         self.checkpointed: dict[int, list[Node]] = {}  # the nodes of each call that is recomputed
         self._autocast: Any = None
+        self._stopped = False  # whether no gradient is recorded
+        self._quiet: set[torch.fx.Node] = set()  # what was made meanwhile, and is read afterwards
         self._sizes: dict[Any, int] = {}
         self._within: tuple[str, str] | None = None  # module and line of an op that is read as other ops
         self._pieces: dict[torch.fx.Node, list[Any]] = {}  # of such an op with several results: the nodes of these
@@ -147,9 +149,9 @@ class Run:
         except UnsupportedError as error:
             return self._opened(node, target, error)
         for at, new in call.written.items():
-            self.places.write(node.args[at], new)
+            self.places.write(node.args[at], new, self._stopped)
         if written:
-            self.places.write(written[0], result)
+            self.places.write(written[0], result, self._stopped)
             self.places.alias(node, written[0], tuple(node.meta["val"].shape))
             return self.places[written[0]]
         if known is not None and known.views:
@@ -363,7 +365,10 @@ class Run:
 
         if whole in self._pieces:
             piece = self._pieces[whole][at]
-            if isinstance(piece, torch.fx.Node):
+            if piece in self._quiet:
+                shape = tuple(piece.meta["val"].shape)
+                self.places.view(node, piece, shape, self.stopped, lambda content: content, stops=True)
+            elif isinstance(piece, torch.fx.Node):
                 self.places.alias(node, piece, tuple(piece.meta["val"].shape))
             return
         of, made = whole.args[0] if whole.args else None, self.places._views.get(whole)
@@ -378,7 +383,11 @@ class Run:
     def _higher_order(self, node: torch.fx.Node, name: str, args: list[Any]) -> Any:
         if name == "wrap_with_set_grad_enabled":
             enabled, body, *given = args
-            return self._region(node, body, given, stopped=not enabled)
+            before, self._stopped = self._stopped, not enabled
+            try:
+                return self._region(node, body, given)
+            finally:
+                self._stopped = before
         if name == "wrap_with_autocast":
             _, dtype, enabled, _, body, *given = args
             before, self._autocast = self._autocast, dtype if enabled else None
@@ -390,27 +399,27 @@ class Run:
             return self._cond(node, *args)
         raise UnsupportedError(f"the region {name!r} of PyTorch's graph is not known")
 
-    def _region(self, node: torch.fx.Node, body: Any, given: Sequence[Any], stopped: bool = False) -> list[Any]:
-        """A graph within the graph. What it writes into its arguments is written outside."""
+    def _region(self, node: torch.fx.Node, body: Any, given: Sequence[Any]) -> list[Any]:
+        """A graph within the graph, whose arguments are tensors of this one: what it writes is written there, and what
+        it gives may be a view of them.
+        """
         import torch
 
         outside = [each for each in node.args if not (isinstance(each, torch.fx.Node) and each.op == "get_attr")]
-        outside = outside[len(outside) - len(given) :]
-        results = self._region_of(body, given)
         holders = [each for each in body.graph.nodes if each.op == "placeholder"]
-        for holder, content, place in zip(holders, given, outside):
-            if self.places[holder] is not content and isinstance(place, torch.fx.Node):
-                new = self.places[holder]
-                self.places.write(place, without_gradient(new, content) if stopped else new)
-        # A result may be an argument, written: it has the gradient that the argument has.
-        arguments = dict(zip(holders, outside))
-        made = list(next(iter(reversed(body.graph.nodes))).args[0])
-        pieces = [arguments.get(self.places.tensor_of(x)) if isinstance(x, torch.fx.Node) else None for x in made]
-        self._pieces[node] = pieces
-        return [
-            self.places[place] if isinstance(place, torch.fx.Node) else self.stopped(each) if stopped else each
-            for place, each in zip(pieces, results, strict=True)
-        ]
+        for holder, place in zip(holders, outside[len(outside) - len(given) :], strict=True):
+            if isinstance(place, torch.fx.Node) and isinstance(place.meta.get("val"), torch.Tensor):
+                self.places.alias(holder, place, tuple(place.meta["val"].shape))
+        results = self._region_of(body, given)
+        (made,) = next(iter(reversed(body.graph.nodes))).args
+        self._pieces[node] = list(made)
+        if not self._stopped:
+            return results
+        theirs = {self.places.tensor_of(x) for x in outside if isinstance(x, torch.fx.Node)}
+        roots = [self.places.tensor_of(x) if isinstance(x, torch.fx.Node) else None for x in made]
+        self._pieces[node] = [root if root in theirs else x for root, x in zip(roots, made)]
+        self._quiet.update(x for root, x in zip(roots, made) if root is not None and root not in theirs)
+        return [self.places[x] if x in theirs else self.stopped(y) for x, y in zip(self._pieces[node], results)]
 
     def _cond(self, node: torch.fx.Node, condition: Any, yes: Any, no: Any, given: Sequence[Any]) -> list[Any]:
         """Both branches, of whose results one is taken; a condition that is known takes it at once."""
