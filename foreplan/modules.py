@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ def from_torch(
         train, freeze: weights that are trained, or are not, whatever the module says: see `foreplan.compile`.
         check: whether outputs and gradients are held against PyTorch's own, of a forward and backward pass on the
             example, which comes after another pass: in training mode, or in evaluation mode where the module draws
-            random numbers in training. By default for modules of less than 50 million numbers. A program is not run.
+            random numbers in training. By default for modules of less than 50 million numbers; of another one, a note
+            says that it is not. A program is not run.
 
     Raises:
         UsageError: `torch` is not installed, or the first argument is no module; a program is to be checked, or comes
@@ -86,8 +88,11 @@ def from_torch(
     elif of_module(given).on_meta:
         if wanted:
             raise UsageError("a module on the device meta has no numbers to check: leave check=True out")
-    elif wanted if wanted is not None else of_module(given).count < MOST_CHECKED:
+    elif wanted or (wanted is None and of_module(given).count < MOST_CHECKED):
         check_beside_torch(graph, given, example, named)
+    elif wanted is None:
+        note = f"not held against PyTorch, since it has {of_module(given).count:,} numbers: check=True does so"
+        graph = replace(graph, notes=(*graph.notes, note))
     return graph
 
 

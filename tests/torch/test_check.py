@@ -97,3 +97,12 @@ class Bumpy(nn.Module):
 def test_what_rounding_makes_of_a_module_is_let_pass() -> None:
     torch.manual_seed(0)
     fp.from_torch(Bumpy(), torch.randn(2, 64), check=True)
+
+
+def test_a_module_that_is_not_checked_for_its_size_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, said in ((44, []), (43, ["not held against PyTorch, since it has 43 numbers: check=True does so"])):
+        monkeypatch.setattr(modules, "MOST_CHECKED", most)
+        graph = fp.from_torch(Net(), torch.randn(6, 4))
+        assert list(graph.notes) == said
+        assert all(note in fp.compile(graph, target="numpy").program.notes for note in said)
+    assert not fp.from_torch(Net(), torch.randn(6, 4), check=False).notes

@@ -63,7 +63,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_program_and_its_file_give_the_graph_of_the_module(file: Path) -> None:
     module, made = program()
-    expected = fp.from_torch(module, IDS)
+    expected = fp.from_torch(module, IDS, check=False)
     loaded = torch.export.load(file)
     for given in (made, file, str(file), loaded):
         if given is loaded and loaded.state_dict["middle.weight"].requires_grad:
