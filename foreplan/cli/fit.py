@@ -45,7 +45,7 @@ def fit(
     nothing unless --max-extra-time says how much they may; that takes minutes.
 
     The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
-    larger ones still. Exits with 3 if not even one sample fits.
+    larger ones still. No batch beyond 65,536 is tried. Exits with 3 if not even one sample fits.
 
     \b
     Examples:
@@ -125,6 +125,7 @@ def _trials(model: str, settings: Settings, memory: int, share: float | None) ->
 def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
     """The batch that was found; 0: none was."""
     from foreplan.fitting import counted_bytes
+    from foreplan.trials import MOST
 
     allowed = trials.memory
     if not batch:
@@ -156,6 +157,8 @@ def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
         f"batch {batch}: {what} {in_common(counted_bytes(step), allowed)}, {host}"
         f"{figures['extra_flops_ratio']:+.2%} flops, {figures['extra_seconds_ratio']:+.2%} predicted time"
     )
+    if batch == MOST:
+        echo(f"Larger batches may fit, too: none beyond {MOST:,} is tried.")
     if figures["lacking"]:
         echo(f"{figures['lacking']}.")
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foreplan as fp
+from foreplan import trials
 from foreplan.errors import UsageError
 from foreplan.fitting import batch_of
 from foreplan.remedies import remedies
@@ -164,6 +165,13 @@ def test_fit_takes_the_memory_of_the_card_and_counts_all_of_it(tmp_path: Path) -
     told = answer("fit", TWO, "--target", target, "--memory", "40MiB", code=3)
     assert told["error"] == "does not fit" and told["needed_bytes"] > FIXED
     assert "--memory 8GiB" in foreplan("fit", TWO, code=2).stderr
+
+
+def test_where_the_search_ends_before_the_memory_does_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MOST", 64)
+    most, fewer = (foreplan("fit", MODEL, "--memory", memory).stdout for memory in ("64MiB", "8KiB"))
+    assert most.startswith("batch 64:") and "none beyond 64 is tried" in most
+    assert fewer.startswith("batch ") and "is tried" not in fewer
 
 
 def test_a_table_of_all_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
