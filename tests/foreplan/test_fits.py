@@ -169,7 +169,8 @@ def test_fit_takes_the_memory_of_the_card_and_counts_all_of_it(tmp_path: Path) -
 
 def test_where_the_search_ends_before_the_memory_does_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MOST", 64)
-    most, fewer = (foreplan("fit", MODEL, "--memory", memory).stdout for memory in ("64MiB", "8KiB"))
+    once = "--max-extra-time", 0
+    most, fewer = (foreplan("fit", MODEL, *once, "--memory", x).stdout for x in ("1MiB", "6KiB"))
     assert most.startswith("batch 64:") and "none beyond 64 is tried" in most
     assert fewer.startswith("batch ") and "is tried" not in fewer
 
