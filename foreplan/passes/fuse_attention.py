@@ -101,8 +101,8 @@ def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
     key (all its scores are -inf, or below -3e38) gives zeros, and one whose scores are NaN gives NaN. Only where nobody
     else reads scores or probabilities, which have `least` bytes or more, or `SCORE_BYTES`; not with dropout between.
     """
-    known, least = Known(graph, KNOWN_BYTES), SCORE_BYTES if least is None else least
-    found = [each for node in graph.nodes if (each := _attention_at(graph, known, node, least)) is not None]
+    masks, least = _Masks(graph), SCORE_BYTES if least is None else least
+    found = [each for node in graph.nodes if (each := _attention_at(graph, masks, node, least)) is not None]
     if not found:
         return graph
     inner = {node for each in found for node in each.inner}
@@ -110,7 +110,7 @@ def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
     return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
 
 
-def _attention_at(graph: Graph, known: Known, last: Node, least: int) -> _Attention | None:
+def _attention_at(graph: Graph, masks: _Masks, last: Node, least: int) -> _Attention | None:
     """The attention whose last product this is."""
     if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
         return None
@@ -132,7 +132,7 @@ def _attention_at(graph: Graph, known: Known, last: Node, least: int) -> _Attent
             continue
         scores = _as_scores(expr, i)
         if scores is not None:
-            return _checked(graph, known, last, product, scores, leaves, [*inner, *guard, product])
+            return _checked(graph, masks, last, product, scores, leaves, [*inner, *guard, product])
     return None
 
 
@@ -206,7 +206,7 @@ def _as_scores(expr: Expr, index: int) -> _Scores | None:
 
 def _checked(
     graph: Graph,
-    known: Known,
+    masks: _Masks,
     last: Node,
     product: Node,
     scores: _Scores,
@@ -222,13 +222,13 @@ def _checked(
     mask: Expr | None = None
     causal, nodes, factor, hidden = False, list(inner), scores.factor, np.zeros(1)
     for term in scores.terms:
-        array = _known_term(known, term.expr, leaves)
+        array, is_causal = masks.content(term.expr, leaves, shape[-2:])
         if array is not None and not array.any():
             continue
         if array is not None:
             with np.errstate(over="ignore"):
                 hidden = hidden + array
-        if array is not None and _is_causal(array, shape[-2:]):
+        if is_causal:
             causal = True
         elif not term.is_exact:
             return None
@@ -300,13 +300,24 @@ def _over(expr: Expr, leaves: Sequence[Value]) -> tuple[Expr, list[Value]]:
     ]
 
 
-def _known_term(known: Known, term: Expr, leaves: Sequence[Value]) -> np.ndarray | None:
-    """The content of a mask's term, if constants alone determine it."""
-    expr, used = _over(term, leaves)
-    if not known.decided.issuperset(used):
-        return None
-    arrays = [known.array(value) for value in used] or [np.zeros((), np.float32)]  # of a number, any
-    return computed(Map((str(expr),)), arrays)[0]
+class _Masks:
+    """Terms of masks that constants alone determine, each computed once for all layers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._known = Known(graph, KNOWN_BYTES)
+        self._found: dict[tuple[Expr, tuple[Value, ...], tuple[int, ...]], tuple[np.ndarray, bool]] = {}
+
+    def content(self, term: Expr, leaves: Sequence[Value], shape: tuple[int, ...]) -> tuple[np.ndarray | None, bool]:
+        """A term, None if something else decides it; and whether it is the causal mask of scores of a shape."""
+        expr, used = _over(term, leaves)
+        if not self._known.decided.issuperset(used):
+            return None, False
+        key = expr, tuple(used), shape
+        if key not in self._found:
+            arrays = [self._known.array(value) for value in used] or [np.zeros((), np.float32)]  # of a number, any
+            (array,) = computed(Map((str(expr),)), arrays)
+            self._found[key] = array, _is_causal(array, shape)
+        return self._found[key]
 
 
 def _is_causal(mask: np.ndarray, shape: Sequence[int]) -> bool:
