@@ -101,3 +101,14 @@ def test_draws_have_the_distributions_of_pytorch(what: str) -> None:
         assert first.mean() == pytest.approx(want.mean(), abs=0.06 * max(float(want.std()), 1.0))
     else:
         assert np.abs(np.quantile(first, levels) - np.quantile(want, levels)).max() <= 0.1 * spread
+
+
+def test_the_sign_of_a_zero_is_copied() -> None:
+    class Copied(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return torch.copysign(x, y)
+
+    x, y = torch.tensor([2.0, -2.0, 3.0, -3.0]), torch.tensor([0.0, 0.0, -0.0, -0.0])
+    graph = fp.from_torch(Copied(), x, y)
+    (found,) = fp.compile(graph, target="numpy").bind().step({"x": x.numpy(), "y": y.numpy()}).outputs.values()
+    assert found.tolist() == torch.copysign(x, y).tolist() == [2.0, 2.0, -3.0, -3.0]

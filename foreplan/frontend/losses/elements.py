@@ -77,10 +77,10 @@ class BinaryCrossEntropy(_Elementwise):
             weights = np.array(self.pos_weight, np.float32)
             if weights.shape != logits.shape[-1:]:
                 raise ShapeError(f"pos_weight has {weights.size} numbers, and the last axis of {logits!r} has others")
-        return apply(self.name, _weighted_binary, logits, target, weights).mean()
+        return apply(self.name, weighted_binary, logits, target, weights).mean()
 
 
-def _weighted_binary(x: ex.Expr, target: ex.Expr, weight: ex.Expr) -> ex.Expr:
+def weighted_binary(x: ex.Expr, target: ex.Expr, weight: ex.Expr) -> ex.Expr:
     """(1 − target)·x + (1 + (weight − 1)·target)·log(1 + e⁻ˣ)."""
     softplus = ex.maximum(-x, 0.0) + call("log1p", ex.exp(-call("abs", x)))
     return (1.0 - target) * x + (1.0 + (weight - 1.0) * target) * softplus

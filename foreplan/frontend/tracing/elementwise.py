@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,11 @@ def supported_ufuncs() -> tuple[str, ...]:
     return tuple(sorted({*_SAME, *_COMPOSED, *_PRODUCTS, "divmod", "modf"}))
 
 
+def scalar_function(name: str) -> Callable[..., Expr]:
+    """What a ufunc is of one element of each operand."""
+    return _COMPOSED.get(name) or partial(call, _SAME[name])
+
+
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A ufunc called with at least one traced tensor.
 
@@ -158,7 +164,7 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dic
         whole = np.floor_divide(*inputs) if name == "divmod" else np.trunc(*inputs)
         return (whole, np.remainder(*inputs)) if name == "divmod" else (inputs[0] - whole, whole)
     elif name in _COMPOSED:
-        result = apply(name, _COMPOSED[name], *inputs)
+        result = apply(name, scalar_function(name), *inputs)
     elif name in _SAME:
         result = apply_function_named(_SAME[name], *inputs)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.masks import Diagonals, applied, compact, diagonals
 from foreplan.frontend.torch.table import aten
-from foreplan.frontend.tracing.elementwise import apply, as_bool, convert
+from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, scalar_function
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL
@@ -61,8 +62,18 @@ def _xlogy(x: Any, y: Any) -> Any:
     return where(call("eq", x, 0.0), 0.0, x * log(where(call("eq", x, 0.0), 1.0, y)))
 
 
+_PLAIN = (  # which a scalar function of that name is
+    *("abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "cos", "cosh", "erf", "exp"),
+    *("expm1", "floor", "fmod", "log", "log1p", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "trunc"),
+)
+_AS_NUMPY = (  # which a ufunc of that name is
+    *("absolute", "arctan", "arctan2", "copysign", "deg2rad", "exp2", "floor_divide", "fmax", "fmin", "heaviside"),
+    *("hypot", "log10", "log2", "maximum", "minimum", "negative", "rad2deg", "remainder"),
+)
 # Functions of numbers: operands are converted to the element type of the result first, and literals stay literals.
 _NUMBERS: dict[str, Callable[..., Any]] = {
+    **{name: partial(call, name) for name in _PLAIN},
+    **{name: scalar_function(name) for name in _AS_NUMPY},
     "add": _add,
     "sub": _sub,
     "subtract": _sub,
@@ -70,50 +81,15 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "mul": lambda x, y: x * y,
     "multiply": lambda x, y: x * y,
     "neg": lambda x: -x,
-    "negative": lambda x: -x,
     "pow": _power,
     "float_power": _power,
-    "exp": exp,
-    "exp2": lambda x: exp(x * math.log(2.0)),
-    "expm1": lambda x: call("expm1", x),
-    "log": log,
-    "log1p": lambda x: call("log1p", x),
-    "log2": lambda x: log(x) * (1.0 / math.log(2.0)),
-    "log10": lambda x: log(x) * (1.0 / math.log(10.0)),
-    "sqrt": lambda x: call("sqrt", x),
-    "rsqrt": lambda x: call("rsqrt", x),
     "reciprocal": lambda x: 1.0 / x,
-    "square": lambda x: x * x,
-    "abs": lambda x: call("abs", x),
-    "absolute": lambda x: call("abs", x),
-    "sign": lambda x: call("sign", x),
     "sgn": lambda x: call("sign", x),
-    "floor": lambda x: call("floor", x),
-    "ceil": lambda x: call("ceil", x),
-    "trunc": lambda x: call("trunc", x),
     "fix": lambda x: call("trunc", x),
     "frac": lambda x: x - call("trunc", x),
-    "sin": lambda x: call("sin", x),
-    "cos": lambda x: call("cos", x),
-    "tan": lambda x: call("tan", x),
-    "asin": lambda x: call("asin", x),
-    "acos": lambda x: call("acos", x),
-    "atan": lambda x: call("atan", x),
-    "sinh": lambda x: call("sinh", x),
-    "cosh": lambda x: call("cosh", x),
-    "asinh": lambda x: call("asinh", x),
-    "acosh": lambda x: call("acosh", x),
-    "atanh": lambda x: call("atanh", x),
-    "arctan": lambda x: call("atan", x),
-    "atan2": lambda x, y: call("atan2", x, y),
-    "arctan2": lambda x, y: call("atan2", x, y),
-    "hypot": lambda x, y: call("sqrt", x * x + y * y),
     "sinc": lambda x: where(
         call("eq", x, 0.0), 1.0, call("sin", x * math.pi) / where(call("eq", x, 0.0), 1.0, x * math.pi)
     ),
-    "deg2rad": lambda x: x * (math.pi / 180.0),
-    "rad2deg": lambda x: x * (180.0 / math.pi),
-    "erf": erf,
     "special_erf": erf,
     "erfc": lambda x: 1.0 - erf(x),
     "logit": lambda x, eps=None: log(
@@ -131,20 +107,11 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "hardtanh": lambda x, low=-1.0, high=1.0: clip(x, low, high),
     "hardshrink": _hard_shrink,
     "softshrink": _soft_shrink,
-    "maximum": lambda x, y: call("max", x, y),
-    "minimum": lambda x, y: call("min", x, y),
-    "fmax": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("max", x, y))),
-    "fmin": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("min", x, y))),
     "clamp_min": lambda x, low: call("max", x, low),
     "clamp_max": lambda x, high: call("min", x, high),
-    "fmod": lambda x, y: call("fmod", x, y),
-    "remainder": lambda x, y: call("mod", x, y),
-    "floor_divide": lambda x, y: call("floordiv", x, y),
     "lerp": lambda x, y, weight: x + (y - x) * weight,
     "addcmul": lambda x, a, b, value=1: x + a * b * value,
     "addcdiv": lambda x, a, b, value=1: x + a / b * value,
-    "heaviside": lambda x, y: where(call("eq", x, 0.0), y, where(x > 0.0, 1.0, 0.0)),
-    "copysign": lambda x, y: where(y < 0.0, -call("abs", x), call("abs", x)),
     "__lshift__": lambda x, y: call("shiftleft", x, y),
     "__rshift__": lambda x, y: call("shiftright", x, y),
     "bitwise_left_shift": lambda x, y: call("shiftleft", x, y),

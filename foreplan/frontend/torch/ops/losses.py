@@ -10,6 +10,13 @@ import numpy as np
 from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.losses import CTC
+from foreplan.frontend.losses.elements import (
+    BinaryCrossEntropy,
+    Huber,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    weighted_binary,
+)
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.products import length
 from foreplan.frontend.torch.ops.reductions import mean_of, reduced
@@ -28,12 +35,12 @@ def _terms(c: Call, name: str, fn: Any, *xs: Any) -> Tensor:
 
 @aten("mse_loss")
 def _mse(c: Call, x: Any, y: Any, reduction: int = 1) -> Tensor:
-    return mean_of(c, _terms(c, "mse", lambda a, b: (a - b) * (a - b), x, y), reduction)
+    return mean_of(c, _terms(c, "mse", MeanSquaredError().term, x, y), reduction)
 
 
 @aten("l1_loss")
 def _l1(c: Call, x: Any, y: Any, reduction: int = 1) -> Tensor:
-    return mean_of(c, _terms(c, "l1", lambda a, b: call("abs", a - b), x, y), reduction)
+    return mean_of(c, _terms(c, "l1", MeanAbsoluteError().term, x, y), reduction)
 
 
 @aten("smooth_l1_loss")
@@ -47,11 +54,7 @@ def _smooth_l1(c: Call, x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -
 
 @aten("huber_loss")
 def _huber(c: Call, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    def term(a: Any, b: Any) -> Any:
-        d = call("abs", a - b)
-        return where(d < delta, d * d * 0.5, (d - 0.5 * delta) * delta)
-
-    return mean_of(c, _terms(c, "huber", term, x, y), reduction)
+    return mean_of(c, _terms(c, "huber", Huber(delta).term, x, y), reduction)
 
 
 @aten("kl_div")
@@ -78,15 +81,10 @@ def _bce(c: Call, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Ten
 
 @aten("binary_cross_entropy_with_logits")
 def _bce_logits(c: Call, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Tensor:
-    def softplus(x: Any) -> Any:
-        return call("max", x, 0.0) + call("log1p", exp(-call("abs", x)))
-
     if pos_weight is None:
-        found = _terms(c, "bce_logits", lambda a, b: softplus(a) - a * b, x, y)
+        found = _terms(c, "bce_logits", BinaryCrossEntropy().term, x, y)
     else:
-        found = _terms(
-            c, "bce_logits", lambda a, b, w: softplus(-a) * (b * w) + softplus(a) * (1.0 - b), x, y, pos_weight
-        )
+        found = _terms(c, "bce_logits", weighted_binary, x, y, pos_weight)
     return mean_of(c, found if weight is None else found * c.tensor(weight), reduction)
 
 
