@@ -26,6 +26,7 @@ USUAL = (
     *("add", "diff", "fft.irfft2", "index_put", "kthvalue", "linalg.slogdet", "masked_scatter", "searchsorted", "stft"),
     *("cholesky_solve", "linalg.cholesky", "linalg.inv", "linalg.solve", "linalg.solve_triangular"),
     *("scatter_reduce.mean", "tensordot", "topk", "torch.ops.aten._safe_softmax.default", "var_mean"),
+    "nn.functional.cosine_similarity",
     *("nn.functional.embedding_bag", "nn.functional.hinge_embedding_loss", "nn.functional.max_unpool2d"),
     *("nn.functional.pad.replicate_negative", "nn.functional.softplus", "nn.functional.upsample_bilinear"),
 )

@@ -10,11 +10,12 @@ import numpy as np
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
-from foreplan.frontend.torch.ops.elementwise import numbers
+from foreplan.frontend.torch.ops.elementwise import broadcast, numbers
 from foreplan.frontend.torch.ops.reductions import reduced, root
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.determinant import det
 from foreplan.ops.expr import call, cast, log
 from foreplan.ops.matmul import matmul
@@ -163,7 +164,9 @@ def length(c: Call, gaps: Tensor, p: float) -> Tensor:
 
 @aten("cosine_similarity")
 def _cosine(c: Call, x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    left, right = c.tensor(x), c.tensor(y)
+    given = c.tensor(x), c.tensor(y)
+    shape = broadcast_shapes(*(each.shape for each in given))
+    left, right = (broadcast(each, shape) for each in given)  # vectors, too: what is broadcast counts in a length
 
     def size(of: Tensor) -> Any:
         total = reduced(c, "sum", apply("square", lambda x: x * x, of), dim)
