@@ -130,6 +130,20 @@ class Twice(nn.Module):
         return self.b(self.norm(torch.tanh(self.norm(self.a(x)))))
 
 
+class Unlearned(nn.Module):
+    """A normalisation in a region of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a = nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Any) -> Any:
+        """Images."""
+        with torch.no_grad():
+            x = torch.tanh(self.norm(x))
+        return self.a(x)
+
+
 class Deep(nn.Module):
     """A branch that training alone has."""
 
@@ -210,6 +224,7 @@ MEANINGS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "moving average": (Teacher, (torch.randn(5, 4),)),
     "batch norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (torch.randn(4, 3, 6, 6) * 2 + 1,)),
     "batch norm, twice": (Twice, (torch.randn(4, 3, 6, 6) * 2 + 1,)),
+    "batch norm without gradient": (Unlearned, (torch.randn(4, 3, 6, 6) * 2 + 1,)),
     "frozen batch norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).requires_grad_(False)),
         (torch.randn(4, 3, 6, 6) * 2 + 1,),

@@ -79,10 +79,11 @@ def has_one_form(module: torch.nn.Module, asked: set[CodeType | None], program: 
     """
     graphs = [each.graph for each in program.graph_module.modules() if hasattr(each, "graph")]
     told = [node for graph in graphs for node in graph.nodes if _in_any_mode(node)]
+    parts = dict(module.named_modules(remove_duplicate=False))
     return (
         asked <= _layers()
         and all(_is_seen(part) and _keeps_statistics_or_not(part) for part in module.modules())
-        and all(_hands_on(module.get_submodule(path_of(node))) for node in told)
+        and all(_hands_on(parts.get(path_of(node), module)) for node in told)
         and _counts_alone(program.graph)
     )
 
