@@ -281,7 +281,7 @@ class Compiled:
         """
         from foreplan.at_hand import workspaces_on
         from foreplan.eager import Variant, as_pytorch
-        from foreplan.passes import choose_trained, fuse_attention
+        from foreplan.passes import choose_trained, fuse_attention, of_mode
         from foreplan.views.beside import Beside
 
         chosen, options = Variant(**variant), self.options
@@ -300,7 +300,7 @@ class Compiled:
                 "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank. FSDP2 is "
                 "counted of a PyTorch module alone: --as fsdp2, or shard= of fp.eager_memory"
             )
-        graph = choose_trained(self.model, options.selection)
+        graph = of_mode(choose_trained(self.model, options.selection), training=chosen.grad != "off")
         if chosen.attention != "eager":
             graph = fuse_attention(graph, least=0)
         workspaces = workspaces_on(self.program.target, chosen)

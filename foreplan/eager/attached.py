@@ -57,7 +57,7 @@ def _without_loss(graph: Graph) -> Graph:
     nodes = live_nodes(graph, graph.outputs.values())
     read = {value for node in nodes for value in node.inputs} | set(graph.outputs.values())
     inputs = tuple(value for value in graph.inputs if value in read)
-    return dataclasses.replace(graph, nodes=nodes, inputs=inputs, loss=None)
+    return dataclasses.replace(graph, nodes=nodes, inputs=inputs, loss=None, updates={})
 
 
 def _texts(nodes: Iterable[Node]) -> list[tuple[str, ...]]:

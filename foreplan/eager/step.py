@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from foreplan.eager.attached import LOSSES, known_loss
@@ -21,8 +22,10 @@ from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import DTYPES, INT64, DType, Shape
+from foreplan.graph.walk import live_nodes
 
 ITERATIONS = 3
+TRACKED = ".num_batches_tracked"
 NARROW = {"bf16": DTYPES["bfloat16"]}
 CUBLAS = "the workspace of cuBLAS is not counted"
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
@@ -62,12 +65,22 @@ def as_pytorch(
     return _Loop(graph, loss, optimizer, variant, tape, accumulate).run()
 
 
+def _of_results(graph: Graph) -> Graph:
+    """The graph without what gives neither outputs nor the loss: PyTorch's ops update what they keep by themselves."""
+    results = [*graph.outputs.values(), *(() if graph.loss is None else (graph.loss,))]
+    nodes = live_nodes(graph, results)
+    read = {value for node in nodes for value in node.inputs}.union(results)
+    stored = tuple(value for value in graph.stored if value.kind is not Kind.CONSTANT or value in read)
+    return replace(graph, nodes=nodes, stored=stored, updates={})
+
+
 class _Loop:
     """The user's program."""
 
     def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape, accumulate: int) -> None:
         self.variant, self.optimizer, self.tape, self.accumulate = variant, optimizer, tape, accumulate
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
+        graph = _of_results(graph)
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint, variant.attention, variant.gelu)
         self.phases: list[Phase] = []
         self.kept: list[Tensor] = []
@@ -88,7 +101,8 @@ class _Loop:
         self.mark("inputs", 0)
         stored = self.made(graph.stored, Use.BUFFER)
         norms = [node for node in graph.nodes if node.op.name == "batch_norm"]
-        tracked = [self.one(f"{node.name}.num_batches_tracked", (), INT64, Use.BUFFER) for node in norms]
+        there = sum(value.name.endswith(TRACKED) for value in graph.stored)  # a graph of a module has them by itself
+        tracked = [self.one(f"{node.name}{TRACKED}", (), INT64, Use.BUFFER) for node in norms[there:]]
         parameters = [tensor for value, tensor in stored.items() if value.kind is Kind.PARAMETER]
         if self.trains and self.variant.parallel == "ddp":
             sizes = buckets((math.prod(each.shape) * each.dtype.itemsize, each.dtype.name) for each in parameters)

@@ -35,7 +35,7 @@ from foreplan.passes.settings import Fission, Settings
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats
-from foreplan.passes.training import training_form
+from foreplan.passes.training import of_mode, training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "fuse_matmul_maps",
     "fuse_norm_masks",
     "group_updates",
+    "of_mode",
     "push_slices",
     "list_without",
     "master_weights",

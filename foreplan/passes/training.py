@@ -66,11 +66,11 @@ def _without_idle_updates(graph: Graph) -> Graph:
     return graph if len(updates) == len(graph.updates) else dataclasses.replace(graph, updates=updates)
 
 
-def _of_training(graph: Graph) -> Graph:
-    """The graph without what it computes in inference alone, so that this takes no training form."""
+def of_mode(graph: Graph, training: bool) -> Graph:
+    """The graph without what it computes in the other mode alone, so that this takes no training form."""
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[1:] if isinstance(node.op, ByMode) else None
+        return inputs[training : training + 1] if isinstance(node.op, ByMode) else None
 
     return rewrite(graph, replace) if any(isinstance(node.op, ByMode) for node in graph.nodes) else graph
 
@@ -84,7 +84,7 @@ def training_form(graph: Graph, ranks: int = 1) -> Graph:
     Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
     `random_state` (STATE, uint64[2]) that changes each step.
     """
-    training, graph = _Training(ranks), _of_training(graph)
+    training, graph = _Training(ranks), of_mode(graph, True)
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         training.builder = b

@@ -7,14 +7,13 @@ from foreplan.eager.rules.elementwise import operands, sub, unary
 from foreplan.eager.rules.layers import softmax
 from foreplan.eager.rules.shape import reduce
 from foreplan.eager.storage import Tensor
-from foreplan.graph.types import FLOAT32
 
 
 def nll(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.nll_loss`: logarithms of probabilities, target and the sum of weights are saved."""
     (x,) = operands(tape, "loss", x)
     result = tape.new((), x.dtype, "loss")
-    total = tape.new((), FLOAT32, "total weight")
+    total = tape.new((), x.dtype, "total weight")
     tape.record((x,), (result,), _loss_backward, (x, target, total))
     return result
 
@@ -31,7 +30,7 @@ def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
     scores = softmax(tape, logits, "log_softmax", typed=True)
     (scores,) = operands(tape, "loss", scores)
     result = tape.new(target.shape, scores.dtype, "losses")
-    total = tape.new((), FLOAT32, "total weight")
+    total = tape.new((), scores.dtype, "total weight")
     tape.record((scores,), (result,), _loss_backward, (scores, target, total))
     return result
 
