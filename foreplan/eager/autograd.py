@@ -215,10 +215,9 @@ class _Engine:
             outputs = self.called(target, buffer)
             target.saved = ()
             for i, edge in enumerate(target.edges):
-                if edge is not None:
-                    output, outputs[i] = outputs[i], None
-                    self.deliver(edge, output)
-                    del output
+                if edge is not None and self.deliver(edge, outputs[i]):
+                    outputs[i] = None
+            del outputs  # those that were added to others live until here
 
     def called(self, function: Function, buffer: list[Tensor | None]) -> list[Tensor | None]:
         """The gradients of a function's inputs. Those of its results are free when they are known."""
@@ -247,8 +246,10 @@ class _Engine:
                 del output
         return outputs or [None] * len(needs)
 
-    def deliver(self, edge: tuple[Function, int] | Tensor, grad: Tensor | None) -> None:
-        """Put a gradient into a buffer, or add it to what is there; a target with all its gradients is ready."""
+    def deliver(self, edge: tuple[Function, int] | Tensor, grad: Tensor | None) -> bool:
+        """Put a gradient into a buffer, or add it to what is there; a target with all its gradients is ready. Says
+        whether the buffer has it now.
+        """
         target, place = edge if isinstance(edge, tuple) else (edge, 0)
         count = target.results if isinstance(target, Function) else 1
         buffer = self.buffers.setdefault(target, [None] * count)
@@ -272,6 +273,7 @@ class _Engine:
             self.count += 1
             sequence = target.sequence if isinstance(target, Function) else LAST
             heapq.heappush(self.ready, (-sequence, self.count, target))
+        return grad is not None and buffer[place] is grad
 
     def accumulate(self, parameter: Tensor, buffer: list[Tensor | None]) -> None:
         """Make a gradient the parameter's, or add it to the one that is kept."""

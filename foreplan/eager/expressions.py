@@ -52,10 +52,14 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
         x = operands[0]
         history = tape.records and x.needs_grad  # hardtanh saves what it takes: in place, that is a copy of its input
         return ops.unary(tape, name, x, in_place and (name == "relu" or (name == "hardtanh" and not history)))
-    found = _Walk(tape, operands, ex.parse_expr(text)).result()
-    if isinstance(found, Tensor):
-        return found
-    return tape.new(operands[0].shape if operands else (), FLOAT32, "full")
+    return together(tape, [text], operands)[0]
+
+
+def together(tape: Tape, texts: Sequence[str], operands: Sequence[Tensor]) -> list[Tensor]:
+    """The results of several expressions, call by call; what stands in several of them is made once."""
+    found = _Walk(tape, operands, [ex.parse_expr(text) for text in texts]).results()
+    shape = operands[0].shape if operands else ()
+    return [each if isinstance(each, Tensor) else tape.new(shape, FLOAT32, "full") for each in found]
 
 
 @lru_cache(maxsize=4096)
@@ -111,16 +115,18 @@ _LARGEST = 100  # those of FORMS have 18 at most, and may be written at greater 
 
 
 class _Walk:
-    """An expression, call by call. What stands in several places is made once, and is dropped when all have read it."""
+    """Expressions, call by call. What stands in several places is made once, and is dropped when all have read it."""
 
-    def __init__(self, tape: Tape, operands: Sequence[Tensor], expr: Expr) -> None:
-        self.tape, self.operands, self.expr = tape, operands, expr
+    def __init__(self, tape: Tape, operands: Sequence[Tensor], exprs: Sequence[Expr]) -> None:
+        self.tape, self.operands, self.exprs = tape, operands, exprs
         self.known: dict[Expr, Tensor | float] = {}
-        self.left = Counter(arg for part in ex.subexpressions(expr) if isinstance(part, Call) for arg in part.args)
+        self.parts = list(dict.fromkeys(part for expr in exprs for part in ex.subexpressions(expr)))
+        self.left = Counter(arg for part in self.parts if isinstance(part, Call) for arg in part.args)
+        self.left.update(exprs)
 
-    def result(self) -> Tensor | float:
-        """A tensor, or a number."""
-        for part in ex.subexpressions(self.expr):
+    def results(self) -> list[Tensor | float]:
+        """Tensors, or numbers."""
+        for part in self.parts:
             if isinstance(part, Call):
                 args = [self.value(arg) for arg in part.args]
                 self.known[part] = self.call(part.function, args)
@@ -129,7 +135,7 @@ class _Walk:
                     if not self.left[arg]:
                         self.known.pop(arg, None)
                 del args
-        return self.value(self.expr)
+        return [self.value(expr) for expr in self.exprs]
 
     def value(self, expr: Expr) -> Tensor | float:
         """A part that has been computed."""

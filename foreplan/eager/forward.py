@@ -137,6 +137,8 @@ Rule = Callable[[Run, Node, Sequence[Tensor]], Sequence[Tensor]]
 
 def _map(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
     op: Any = node.op
+    if len(op.exprs) > 1:
+        return expressions.together(run.tape, op.exprs, x)
     return [expressions.apply(run.tape, text, x, run.writes_over(node), run.module.written_out) for text in op.exprs]
 
 
@@ -230,6 +232,38 @@ def _cross_entropy(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor
     return [result, sums]
 
 
+def _loop(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A loop in Python: slices are unbound, the body runs step by step, and results are stacked at the end."""
+    op: Any = node.op
+    carries = set(op.graph.inputs[: op.carries])
+    if any(each.op.name == "matmul" and carries.intersection(each.inputs) for each in op.graph.nodes):
+        raise UnsupportedError(
+            f"{node.source or node.name}: PyTorch runs recurrent layers in oneDNN, in cuDNN or by cells of its own, "
+            "and what these keep is not known here; fp.eager_memory counts that of a torch module"
+        )
+    tape, body = run.tape, Module.of(op.graph, run.module.in_place)
+    carried, stacks, read = list(x[: op.carries]), x[op.carries :][: op.slices], x[op.carries + op.slices :]
+    slices = [shape.unbind(tape, stack) for stack in stacks]
+    order = range(op.steps)[:: -1 if op.reverse else 1]
+    histories: list[list[Tensor]] = [[carried[i]] for i in op.histories]
+    results: list[list[Tensor]] = [[] for _ in range(len(op.graph.outputs) - op.carries)]
+    for t in order:
+        inner = Run(tape, body, {}, run.training)
+        inner.forward(dict(zip(op.graph.inputs, [*carried, *(each[t] for each in slices), *read])))
+        for each in slices:
+            each[t] = each[t].detached()
+        found = [inner.values[value] for value in op.graph.outputs.values()]
+        carried = found[: op.carries]
+        for i, history in zip(op.histories, histories):
+            history.append(carried[i])
+        for result, one in zip(results, found[op.carries :]):
+            result.append(one)
+        tape.memory.node = node.name
+        del inner, found
+    stacked = [shape.stack(tape, each[:: -1 if op.reverse else 1]) for each in (*results, *histories)]
+    return [*carried, *stacked]
+
+
 def _shaped(make: Callable[..., Tensor]) -> Rule:
     """The rule of an op of one tensor whose result has another shape."""
     return lambda run, node, x: [make(run.tape, x[0], node.outputs[0].shape)]
@@ -265,4 +299,5 @@ RULES: dict[str, Rule] = {
     "random": _without_gradient,
     "arg_reduce": _without_gradient,
     "top_k": _without_gradient,
+    "loop": _loop,
 }

@@ -413,3 +413,37 @@ def test_gradients_are_summed_in_place_where_nothing_looks_on() -> None:
     unseen, watched = (as_pytorch(graph, "mean", None, Variant(), watched=each).phases for each in (False, True))
     assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops
     assert watched[3].most - unseen[3].most == 128 * 64 * 4
+
+
+def test_a_loop_is_counted_as_one_in_python() -> None:
+    """A moving average of each number, with a weight of its own, step by step."""
+    inner, weights = nn.Linear(6, 6), nn.ParameterList([torch.randn(3, 6), torch.randn(6)])
+
+    def mine(x: Any) -> Any:
+        x = ours.linear(x, 6, name="inner")
+        start, w = ours.parameter("start", (3, 6)), ours.parameter("weight", (6,))
+
+        def cell(h: Any, each: Any) -> tuple[Any, Any]:
+            h = ours.tanh(h * w + each)
+            return h, h
+
+        return fp.scan(cell, start, x)[1]
+
+    class Theirs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.weights = inner, weights
+
+        def forward(self, x: Any) -> Any:
+            x = self.inner(x)
+            h, found = self.weights[0], []
+            for each in x.unbind(0):
+                h = torch.tanh(h * self.weights[1] + each)
+                found.append(h)
+            return torch.stack(found)
+
+    module, x = Theirs(), torch.randn(7, 3, 6)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    theirs = phases(module, (x,), None, lambda y, _: y.mean(), optimizer)
+    found = as_pytorch(trace(mine, spec((7, 3, 6))), "mean", fp.optim.SGD(0.1), Variant(), watched=True)
+    assert [(phase.live, phase.most) for phase in found.phases] == theirs

@@ -29,12 +29,20 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     if bias is not None and x.rank > 2 and not x.is_contiguous:
         return _biased_later(tape, linear(tape, x, weight, None), bias)
     flat = reshape(tape, x, (math.prod(x.shape[:-1]), x.shape[-1])) if x.rank != 2 else x
+    weight = _turned(tape, weight)
     shape = (flat.shape[0], weight.shape[0])
     result = tape.new(shape, x.dtype, "linear")
     saved = (flat if weight.needs_grad else None, weight if flat.needs_grad else None)
     inputs = (flat, weight) if bias is None else (bias, flat, weight)  # in `addmm`'s order
     tape.record(inputs, (result,), _linear_backward, saved)
     return reshape(tape, result, (*x.shape[:-1], shape[1])) if x.rank != 2 else result
+
+
+def _turned(tape: Tape, weight: Tensor) -> Tensor:
+    """`weight.t()`, which has a function of its own in the history; it lies here as the weight does."""
+    result = weight.detached()
+    tape.record((weight,), (result,), lambda tape, saved, needs, grads: grads)
+    return result
 
 
 def _biased_later(tape: Tape, y: Tensor, bias: Tensor) -> Tensor:

@@ -112,6 +112,27 @@ def split(tape: Tape, x: Tensor, axis: int, extents: Sequence[int]) -> list[Tens
     return parts
 
 
+def unbind(tape: Tape, x: Tensor) -> list[Tensor]:
+    """`x.unbind(0)`: views, whose gradients are stacked."""
+    parts = [x.viewed(x.shape[1:], x.strides[1:]) for _ in range(x.shape[0])]
+    before = x.shape
+
+    def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
+        first = next(grad for grad in grads if grad is not None)
+        zeros = [tape.new(before[1:], first.dtype, "zeros") for grad in grads if grad is None]
+        result = tape.new(before, first.dtype, "backward of unbind")
+        del zeros
+        return (result,)
+
+    tape.record((x,), parts, backward)
+    return parts
+
+
+def stack(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
+    """`torch.stack(parts)`."""
+    return concat(tape, [reshape(tape, part, (1, *part.shape)) for part in parts], 0)
+
+
 def concat(tape: Tape, parts: Sequence[Tensor], axis: int) -> Tensor:
     """`torch.cat(parts, axis)`, whose gradients are views of one tensor."""
     extent = sum(part.shape[axis] for part in parts)

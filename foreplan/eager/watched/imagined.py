@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from foreplan.eager.watched.attention import attention_on_card
 from foreplan.eager.watched.autocast import autocast_on
-from foreplan.eager.watched.kernels import norms_on_card
+from foreplan.eager.watched.kernels import ops_of_cards
 from foreplan.eager.watched.known import Known
 from foreplan.errors import UnsupportedError
 
@@ -52,7 +52,7 @@ def imagined_card() -> str:
     backends._setup_privateuseone_for_python_backend(CARD, backend_module=Module())
     autocast_on(CARD)
     attention_on_card()
-    norms_on_card()
+    ops_of_cards()
     return CARD
 
 
