@@ -244,6 +244,39 @@ def test_a_rank_within_fsdp(target: str) -> None:
     assert fp.eager_memory(module, x, ranks=8, shard=["*"], **given).peak == eager.peak
 
 
+class _InEightBits(torch.optim.Optimizer):
+    """Momentum as whole numbers of one byte, with a scale for each 256 of them; its update is one for a compiler."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["codes"] = torch.zeros(parameter.numel() // 256, 256, dtype=torch.int8, device=parameter.device)
+                state["scales"] = torch.zeros(parameter.numel() // 256, 1, device=parameter.device)
+            torch.compile(self.update, fullgraph=True)(parameter, parameter.grad, state["codes"], state["scales"])
+
+    @staticmethod
+    def update(parameter: Any, grad: Any, codes: Any, scales: Any) -> None:
+        momentum = (codes * scales).mul_(0.9).add_(grad.view_as(codes))
+        scales.copy_(momentum.abs().amax(1, keepdim=True) / 127)
+        codes.copy_((momentum / scales).round_())
+        parameter.sub_(momentum.view_as(parameter), alpha=0.1)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_an_optimizer_in_eight_bits(target: str) -> None:
+    module = nn.Linear(256, 64, bias=False)
+    eager = fp.eager_memory(module, torch.zeros(2, 256), loss="sum", optimizer=_InEightBits, target=target)
+    numbers = 256 * 64
+    state = sum(block.nbytes for block in eager.alive_at_peak if block.use is Use.STATE)
+    assert state == numbers + 4 * numbers // 256
+    assert eager.phases[-1].live == 4 * (2 * 256 + 2 * numbers + 1) + state
+
+
 def test_what_is_refused() -> None:
     def refused(match: str, **given: Any) -> None:
         module = given.pop("module", mlp())

@@ -149,6 +149,7 @@ class _Loop:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(_of_values(self.module))
+                stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code has no ops to see
                 self.count_what_is_there()
                 parameters = [each for each in self.module.parameters() if each.requires_grad]
                 optimizer = self.optimizer(parameters)
@@ -297,8 +298,8 @@ class _Loop:
     def name_state(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps for parameters."""
         for parameter, kept in optimizer.state.items():
-            for name, tensor in kept.items() if isinstance(kept, dict) else ():
-                if isinstance(tensor, torch.Tensor):
+            for name, value in kept.items() if isinstance(kept, dict) else ():
+                for tensor in _plain(value):
                     self.memory.use = Use.STATE
                     self.follow.count(tensor, name)
                     self.follow.call(tensor, Use.STATE, f"{self.follow.name(parameter)}: {name}")
@@ -311,6 +312,15 @@ class _Loop:
 
 def _tensors(nest: Any) -> Iterator[torch.Tensor]:
     return (each for each in tree_iter(nest) if isinstance(each, torch.Tensor))
+
+
+def _plain(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor; or those that one is made of, such as the numbers and scales of an optimizer's state in 8 bits."""
+    if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__") and not hasattr(value, "_local_tensor"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _plain(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
+        yield value
 
 
 def _first(output: Any) -> torch.Tensor:
