@@ -70,6 +70,13 @@ def test_buckets_of_ddp() -> None:
     assert of_two["at_peak"]["buckets of gradients"] == weights
 
 
+def test_a_precision_stands_for_autocast() -> None:
+    """Weights and gradients are float32; narrow copies of weights come beside them."""
+    wide, narrow = (answer("estimate", MODEL, "--as", "pytorch", *how) for how in ((), ("--precision", "bf16")))
+    phases = zip(wide["pytorch"]["phases"], narrow["pytorch"]["phases"], strict=True)
+    assert {a["phase"] for a, b in phases if a["live"] != b["live"]} == {"forward"}
+
+
 def test_wrong_variants() -> None:
     def told(*arguments: object) -> str:
         return foreplan("estimate", MODEL, *arguments, code=2).stderr
@@ -80,7 +87,7 @@ def test_wrong_variants() -> None:
     assert "zero" in told("--as", "pytorch:zero=maybe")
     assert "'free'" in told("--as", "pytorch:workspace=much")
     assert "--as pytorch" in told("--snapshot", "x.pickle")
-    assert "fp.eager_memory" in told("--as", "pytorch", "--precision", "bf16")
+    assert "fp.eager_memory" in told("--as", "pytorch", "--precision", "fp16")
     assert "say --as ddp" in told("--as", "pytorch", "--ranks", 2)
     assert "say --as ddp" in told("--as", "ddp", "--ranks", 2, "--shard", "parameters")
 
