@@ -80,6 +80,52 @@ class Collected(Two):
         return y + sum(self.losses)
 
 
+class Running(nn.Module):
+    """Takes an average away that it sets, by `how`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        """[N, 3]."""
+        y = self.layer(x)
+        if self.how == "detached":
+            self.mean = 0.9 * self.mean + y.detach().mean(0)
+        elif self.how == "without gradient":
+            with torch.no_grad():
+                self.mean = 0.9 * self.mean + y.mean(0)
+        elif self.how == "counted":
+            self.count = self.count + 1
+            self.mean = self.mean + self.count
+        elif self.training:
+            self.mean = 0.9 * self.mean + y.detach().mean(0)
+        return y - self.mean
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("how", ["detached", "without gradient", "counted", "in training"])
+def test_a_buffer_that_forward_sets_is_kept(how: str, twice: bool) -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        module = Running(how)
+        return nn.Sequential(module, module) if twice else nn.Sequential(module)
+
+    assert_trains_as_pytorch(made(), made(), (X,))
+
+
+@CASES.wrong("the buffer 'sum' another shape")
+class BufferOfAnotherShape(Two):
+    def begin(self) -> None:
+        self.register_buffer("sum", torch.zeros(()))
+
+    def between(self, y: Any) -> Any:
+        self.sum = self.sum + y.detach().mean(0)
+        return y - self.sum
+
+
 @CASES.wrong(r"calls \(0 → 1\).*register_buffer")
 class Counted(Two):
     def begin(self) -> None:
@@ -194,9 +240,9 @@ class Cached(Two):
 
 
 def test_what_is_guessed_or_left_out_is_said() -> None:
-    (note,) = fp.from_torch(Warming(), X).notes
+    (note,) = fp.from_torch(Warming(), X, check=True).notes
     assert "self.calls (1 → 2)" in note and "as in the first call" in note
-    graph = fp.from_torch(Cached(), X)
+    graph = fp.from_torch(Cached(), X, check=True)
     assert graph.notes == ("the result 'cache', a Cache, is left out",) and list(graph.outputs) == ["scores"]
 
 
@@ -293,7 +339,7 @@ def test_what_is_no_module_to_export_is_refused() -> None:
 
 def test_a_newer_torch_than_tested_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "9.1.0a0")
-    (note,) = fp.from_torch(Two(), X).notes
+    (note,) = fp.from_torch(Two(), X, check=True).notes
     assert note == "PyTorch 9.1.0a0 is newer than those that were tested, 2.9 to 2.13"
     with pytest.raises(fp.ModelError, match=r"cannot export Two.*9\.1\.0a0 is newer"):
         fp.from_torch(Two(), X[:, :2])

@@ -25,7 +25,7 @@ def seen(module: torch.nn.Module) -> Iterator[None]:
     Raises:
         UnsupportedError: the module has hooks that no graph has.
     """
-    with _hooks_traced(module), _inference_mode(), _data(), _seeds(), _saved():
+    with _hooks_traced(module), _buffers_written(module), _inference_mode(), _data(), _seeds(), _saved():
         yield
 
 
@@ -131,6 +131,35 @@ def _define() -> None:
 
 
 # Modes and memory.
+
+
+@contextlib.contextmanager
+def _buffers_written(module: torch.nn.Module) -> Iterator[None]:
+    """A buffer that forward sets, as in `self.mean = 0.9 * self.mean + …`, is written with that at its end."""
+    import torch
+
+    before: list[tuple[torch.nn.Module, str, Any]] = []
+
+    def begin(*_: Any) -> None:
+        before[:] = [(part, name, x) for part in module.modules() for name, x in part._buffers.items()]
+
+    def end(*_: Any) -> None:
+        for part, name, buffer in before:
+            new: Any = part._buffers.get(name)
+            if new is buffer:
+                continue
+            if buffer is None or new is None or buffer.shape != new.shape:
+                raise UnsupportedError(f"forward gives the buffer {name!r} another shape; give it that from the start")
+            with torch.no_grad():
+                buffer.copy_(new)
+            part._buffers[name] = buffer
+
+    handles = module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager
