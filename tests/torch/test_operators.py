@@ -17,15 +17,27 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 import foreplan as fp  # noqa: E402
 from foreplan.errors import ModelError, UnsupportedError  # noqa: E402
 from tests.profile import few, pick  # noqa: E402
-from tests.torch.operators import faults, is_judged, name_of, samples  # noqa: E402
+from tests.torch.operators import TIED, faults, is_judged, name_of, samples  # noqa: E402
 
 torch.set_num_threads(1)
 OPS = {name_of(info): info for info in op_db if is_judged(info)}
 # Each had a fault once, or stands for a family.
 USUAL = (
-    *("add", "diff", "fft.irfft2", "index_put", "kthvalue", "linalg.slogdet", "masked_scatter", "searchsorted", "stft"),
+    *(
+        "add",
+        "cummax",
+        "diff",
+        "fft.irfft2",
+        "index_put",
+        "kthvalue",
+        "lgamma",
+        "linalg.slogdet",
+        "masked_scatter",
+        "searchsorted",
+        "stft",
+    ),
     *("cholesky_solve", "linalg.cholesky", "linalg.inv", "linalg.solve", "linalg.solve_triangular"),
-    *("scatter_reduce.mean", "tensordot", "topk", "torch.ops.aten._safe_softmax.default", "var_mean"),
+    *("pow", "scatter_reduce.mean", "tensordot", "topk", "torch.ops.aten._safe_softmax.default", "var_mean"),
     "nn.functional.cosine_similarity",
     *("nn.functional.embedding_bag", "nn.functional.hinge_embedding_loss", "nn.functional.max_unpool2d"),
     *("nn.functional.pad.replicate_negative", "nn.functional.softplus", "nn.functional.upsample_bilinear"),
@@ -38,6 +50,8 @@ def test_ops_are_right_or_refused(name: str, dtype: torch.dtype) -> None:
     info = OPS[name]
     if dtype not in info.dtypes:
         pytest.skip(f"PyTorch has no {name} of {dtype}")
+    if name in TIED and not dtype.is_floating_point:
+        pytest.skip("which of equal numbers stands where is chance")
     given = samples(info, dtype, pick(2, 4, 40))
     found: list[str] = []
     try:

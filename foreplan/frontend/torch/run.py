@@ -38,6 +38,7 @@ _SIZES = ("sym_size", "sym_numel")  # of what is known now, though PyTorch did n
 
 
 _NO_USES = (f"{COTANGENT.replace('::', '.')}.default",)
+_OF_DATA = "its shape depends on data, and shapes are fixed when a step is compiled"
 _PLACES = ("device", "pin_memory", "layout", "out")  # where a result lies, which is nothing to a graph
 
 
@@ -92,8 +93,7 @@ class Run:
             if self._within is not None:
                 raise UnsupportedError(f"of its parts, {name}: {error}") from error
             where = f"{path or 'the module itself'}{line and ', '}{line}"
-            kind = type(error) if isinstance(error, UnsupportedError | ShapeError) else UnsupportedError
-            raise kind(f"ATen op {name} ({where}): {error}") from error
+            raise UnsupportedError(f"ATen op {name} ({where}): {error}") from error
 
     def _place(self, node: torch.fx.Node) -> tuple[str, str]:
         """The module and the line that a node belongs to."""
@@ -228,6 +228,8 @@ class Run:
         except ForeplanError:
             raise
         except Exception as error:  # a form of the op that its handler does not have
+            if "data-dependent" in str(error):
+                raise UnsupportedError(_OF_DATA) from error
             reason = f"foreplan does not know this op with these arguments ({type(error).__name__}: {error})"
             raise UnsupportedError(reason) from error
 
@@ -251,7 +253,7 @@ class Run:
             self._learn(result.shape, call.result)
             call = replace(call, result=self._sized(call.result))
         elif not is_static:
-            raise UnsupportedError("its shape depends on data, and shapes are fixed when a step is compiled")
+            raise UnsupportedError(_OF_DATA)
         if isinstance(result, tuple | list):
             return [self._checked_or_off(each, like) for each, like in zip(result, call.result)]
         return self._checked(result, call.result)
@@ -290,7 +292,7 @@ class Run:
         dtype = dtype_of(like.dtype)
         found = as_tensor(result, dtype)
         if not all(isinstance(n, int) for n in like.shape):
-            raise UnsupportedError("its shape depends on data, and shapes are fixed when a step is compiled")
+            raise UnsupportedError(_OF_DATA)
         if found.shape != tuple(like.shape):
             raise ShapeError(f"foreplan gives {list(found.shape)}, where PyTorch gives {list(like.shape)}")
         return convert(found, dtype)

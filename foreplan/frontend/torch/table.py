@@ -12,7 +12,7 @@ Handler = Callable[..., Any]
 Given = TypeVar("Given", bound=Handler)
 _MODULES = (
     *("attention", "elementwise", "fourier", "gradients", "indices", "layers", "losses", "products"),
-    *("quantized", "random", "recurrent", "reductions", "shapes", "systems", "vision"),
+    *("quantized", "random", "recurrent", "reductions", "shapes", "special", "systems", "vision"),
 )
 
 

@@ -1,5 +1,5 @@
 """What PyTorch's own layers ask of numbers only to check them, or to go faster, is not asked while a module is
-exported, where there are no numbers.
+exported: there are no numbers then.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import torch
 from benchmarks.pages import put
 from tests.profile import SHORT, searching_by
 from tests.torch.outside import libraries, small
-from tests.torch.outside.judge import Verdict, judge, without_draws, without_ties
+from tests.torch.outside.judge import Verdict, judge, reference, without_draws, without_ties
 from tests.torch.outside.layers import from_layers
 from tests.torch.outside.written import from_written
 
@@ -67,6 +67,7 @@ def judge_library(library: str, words: list[str]) -> None:
             module = without_ties(without_draws(module))
             module(*args, **kwargs)
             module.load_state_dict(module.state_dict())
+            reference(module, args, kwargs)
         except Exception:  # this drawing has no such model, which says nothing of foreplan
             continue
         try:

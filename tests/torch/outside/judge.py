@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,6 @@ from torch.utils import _pytree as pytree
 import foreplan as fp
 from foreplan.errors import ForeplanError
 
-RATE = 1 / 64  # a power of two: the same in float32 and float64
 # Relative differences that are allowed, in float32, and in float64 where rounding is chaotic: a batch normalisation of
 # few numbers, or a ReLU close to zero, makes 1e-7 into any difference within a step, PyTorch's own included.
 SINGLE, DOUBLE = 1e-5, 1e-7
@@ -76,7 +77,7 @@ def judge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> V
         module.eval()
         right = "right where it draws nothing"
         if _draws(module, args, kwargs):
-            return Verdict("drawn")
+            raise ValueError("two calls give two results, whatever the mode")
     try:
         off = _differences(copied(module), args, kwargs)
         if max(off.values()) <= SINGLE:
@@ -114,35 +115,76 @@ def _draws(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return not all(map(torch.equal, once, again))
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """What PyTorch itself does with a module.
+
+    Attributes:
+        rate: of its steps.
+        losses: of two steps.
+        before, after: parameters, by name.
+        inference: what it gives in evaluation mode then.
+    """
+
+    rate: float
+    losses: tuple[float, ...]
+    before: Mapping[str, np.ndarray]
+    after: Mapping[str, np.ndarray]
+    inference: float
+
+    @property
+    def moved(self) -> float:
+        """The largest change of a parameter."""
+        return _largest(self.after[name] - x for name, x in self.before.items())
+
+
+def reference(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reference:
+    """Two steps of a module, which stays as it is, and inference after them.
+
+    Raises:
+        ValueError: its numbers are not finite.
+    """
+    ours = Squares(copied(module))  # in training mode, whatever its parts are in
+
+    def parameters() -> dict[str, np.ndarray]:
+        return {name: weight.detach().double().numpy().copy() for name, weight in ours.named_parameters()}
+
+    def loss() -> torch.Tensor:
+        return ours(*copy.deepcopy(args), **copy.deepcopy(kwargs))  # type: ignore[no-any-return]
+
+    before, losses, rate = parameters(), [], 0.0
+    for _ in range(2):
+        found = loss()
+        ours.zero_grad()
+        found.backward()
+        gradients = [p.grad.numpy() for p in ours.parameters() if p.grad is not None]
+        # A power of two, which is the same in float32 and float64, so that no number moves far.
+        rate = rate or 2.0 ** -(6 + max(0, math.ceil(math.log2(_largest(gradients) + 1e-9))))
+        torch.optim.SGD(ours.parameters(), rate).step()
+        losses.append(found.item())
+    result = _Reference(rate, tuple(losses), before, parameters(), ours.eval() and loss().item())
+    if not all(map(math.isfinite, (*result.losses, result.inference, result.moved))):
+        raise ValueError("PyTorch's own numbers are not finite")
+    return result
+
+
 def _differences(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
-    ours, theirs = Squares(module), Squares(copied(module))  # in training mode, whatever their parts are in
-    graph = fp.from_torch(ours, *args, kwargs=kwargs, check=False)  # what differs is measured here
+    theirs = reference(module, args, kwargs)
+    graph = fp.from_torch(Squares(module), *args, kwargs=kwargs, check=False)  # what differs is measured here
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     feeds = {value.name: x.numpy() for value, x in zip(graph.inputs, tensors, strict=True)}
-    before = {name: weight.detach().clone() for name, weight in theirs.named_parameters()}
-    session = fp.compile(graph, lambda output: output, fp.optim.SGD(RATE), target="numpy").bind()
-    optimizer = torch.optim.SGD(theirs.parameters(), RATE)
-    losses = []
-    for _ in range(2):
-        loss = theirs(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(_relative(session.step(feeds).loss, loss.item()))
+    session = fp.compile(graph, lambda output: output, fp.optim.SGD(theirs.rate), target="numpy").bind()
+    losses = [_relative(session.step(feeds).loss, loss) for loss in theirs.losses]
     found = session.state_dict()
-    moved = max(
-        (float((w - before[name]).abs().max()) for name, w in theirs.named_parameters() if w.numel()), default=0
-    )
-    apart = [
-        float(np.abs(np.asarray(found[name], np.float64) - weight.detach().double().numpy()).max())
-        for name, weight in theirs.named_parameters()
-        if name in found and weight.numel()
-    ]
+    apart = _largest(np.asarray(found[name], np.float64) - weight for name, weight in theirs.after.items())
     (value,) = fp.compile(graph, target="numpy").bind(share=session).step(feeds).outputs.values()
-    want = theirs.eval()(*args, **kwargs).item()
     # Of weights, a hundredth of the largest change is as much as 1e-5 of a loss.
-    weights = max(apart, default=0.0) / (moved or 1.0) * (1e-3 if max(apart, default=0.0) > 1e-6 else 0.0)
-    return {"losses": max(losses), "weights": weights, "inference": _relative(float(value), want)}
+    weights = apart / (theirs.moved or 1.0) * (1e-3 if apart > 1e-6 else 0.0)
+    return {"losses": max(losses), "weights": weights, "inference": _relative(float(value), theirs.inference)}
+
+
+def _largest(arrays: Iterable[np.ndarray]) -> float:
+    return max((float(np.abs(each).max()) for each in arrays if each.size), default=0.0)
 
 
 def _export_is_off(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

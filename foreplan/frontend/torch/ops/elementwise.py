@@ -18,7 +18,7 @@ from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, scala
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL
-from foreplan.ops.expr import Const, Expr, as_expr, call, cast, clip, erf, exp, log, tanh, where
+from foreplan.ops.expr import Expr, as_expr, call, cast, clip, erf, exp, log, tanh, where
 from foreplan.ops.marks import StopGradient
 
 
@@ -42,12 +42,6 @@ def _sub(x: Any, y: Any, alpha: float = 1) -> Any:
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     x = x if low is None else call("max", x, low)
     return x if high is None else call("min", x, high)
-
-
-def _power(x: Any, y: Any) -> Any:
-    if isinstance(y, Const) and y.value in (0.5, -0.5, 2):
-        return x * x if y.value == 2 else call("sqrt" if y.value == 0.5 else "rsqrt", x)
-    return call("pow", x, y)
 
 
 def _hard_shrink(x: Any, width: float = 0.5) -> Any:
@@ -81,8 +75,6 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "mul": lambda x, y: x * y,
     "multiply": lambda x, y: x * y,
     "neg": lambda x: -x,
-    "pow": _power,
-    "float_power": _power,
     "reciprocal": lambda x: 1.0 / x,
     "sgn": lambda x: call("sign", x),
     "fix": lambda x: call("trunc", x),

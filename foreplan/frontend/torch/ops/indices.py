@@ -165,7 +165,7 @@ def _gather(c: Call, x: Any, *args: Any, sparse_grad: bool = False, **named: Any
             tensor = broadcast(tensor, tuple(tensor.shape[axis] if i == axis else n for i, n in enumerate(shape)))
             places = broadcast(places, tuple(places.shape[axis] if i == axis else n for i, n in enumerate(shape)))
     if not tensor.ndim:
-        return tensor
+        return tensor.reshape(places.shape)
     for axis, (n, m) in enumerate(zip(tensor.shape, places.shape)):
         if axis != dim % tensor.ndim and m < n:
             tensor = tensor[(*[slice(None)] * axis, slice(0, m))]
@@ -238,7 +238,7 @@ def _scatter_reduce(c: Call, x: Any, dim: int, places: Any, source: Any, how: st
     if not include_self:
         identity = _IDENTITIES[how]
         identity = identity if c.dtype.is_float or np.isfinite(identity) else _extreme(c.dtype, identity < 0)
-        base = select(count > 0.0, as_tensor(np.full(size, identity), c.dtype), old)
+        base = select(count > 0.0, as_tensor(np.full(size, identity, c.dtype.numpy), c.dtype), old)
     if how in _WAYS:
         found: Any = c.wrap(c.b.apply(ScatterReduce(0, size, _WAYS[how]), flat.value, new.value, as_tensor(base).value))
     else:

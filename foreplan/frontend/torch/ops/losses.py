@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.losses import CTC
 from foreplan.frontend.losses.elements import (
@@ -263,6 +262,18 @@ def _ctc(
     return mean_of(c, losses, reduction).reshape(c.shape)
 
 
-@aten("multi_margin_loss", "multilabel_margin_loss")
-def _other(c: Call, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError("this loss within a module; give it to compile as fp.losses has it, if it is there")
+@aten("multilabel_margin_loss")
+def _multilabel_margin(c: Call, x: Any, target: Any, reduction: int = 1) -> Tensor:
+    """Of each class before the first -1 of a row, against all others (see `torch.nn.MultiLabelMarginLoss`)."""
+    given, classes = c.tensor(x), convert(c.tensor(target), "int64")
+    count = given.shape[-1] if given.ndim else 1
+    rows: Any = given.reshape(-1, count)
+    at: Any = classes.reshape(-1, count)
+    counts: Any = np.cumprod(convert(at >= 0, "int64"), axis=1) > 0
+    at = select(counts, at, 0)
+    wanted = (at[:, :, None] == np.arange(count)) & counts[:, :, None]
+    others = np.sum(convert(wanted, "int64"), axis=1) == 0
+    gaps = 1.0 - (np.take_along_axis(rows, at, axis=1)[:, :, None] - rows[:, None, :])
+    held = others[:, None, :] & counts[:, :, None] & (gaps > 0.0)
+    terms: Any = select(held, gaps, 0.0).sum((1, 2)) / float(count)
+    return mean_of(c, terms, reduction).reshape(c.shape)

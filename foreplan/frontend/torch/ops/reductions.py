@@ -14,6 +14,7 @@ from foreplan.frontend.torch.call import Call, dtype_of
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.graph.types import INT64
 from foreplan.ops import scan, sort
 from foreplan.ops.expr import call, exp, log
 from foreplan.ops.reduce import reduce
@@ -136,6 +137,28 @@ def _logcumsumexp(c: Call, x: Any, dim: int) -> Any:
     tensor = c.tensor(x)
     high = nn.stop_gradient(reduced(c, "max", tensor, dim, True))
     return np.log(np.cumsum(np.exp(tensor - high), axis=dim)) + high
+
+
+@aten("cummax", "cummin", along=True)
+def _running_extreme(c: Call, x: Any, dim: int) -> list[Any]:
+    """The largest number up to each place, and where the last such one stands: of pairs, fours and so on (Hillis and
+    Steele 1986, "Data parallel algorithms").
+    """
+    tensor = c.tensor(x)
+    axis = dim % tensor.ndim
+    n, lead = tensor.shape[axis], [(0, 0)] * axis
+    at: Any = as_tensor(np.broadcast_to(np.arange(n).reshape(-1, *[1] * (tensor.ndim - axis - 1)), tensor.shape), INT64)
+    high: Any = tensor
+    reach = 1
+    while reach < n:
+        rest = [(0, 0)] * (tensor.ndim - axis - 1)
+        body = (*[slice(None)] * axis, slice(0, n - reach))
+        before: Any = np.pad(high[body], [*lead, (reach, 0), *rest], mode="edge")
+        place: Any = np.pad(at[body], [*lead, (reach, 0), *rest])
+        wins = before > high if c.name == "cummax" else before < high
+        wins = wins & (np.arange(n).reshape(-1, *[1] * len(rest)) >= reach)
+        high, at, reach = np.where(wins, before, high), np.where(wins, place, at), 2 * reach
+    return [np.take_along_axis(tensor, at, axis=axis), at]
 
 
 @aten("topk", along=True)

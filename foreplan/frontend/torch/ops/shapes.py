@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -255,3 +256,14 @@ def _as_strided(c: Call, x: Any, size: Sequence[int], stride: Sequence[int], off
     for axis, (n, step) in enumerate(zip(size, stride)):
         places += (np.arange(n) * step).reshape(-1, *[1] * (len(size) - axis - 1))
     return as_tensor(c.tensor(x).reshape(-1)[places])
+
+
+@aten("diagonal_scatter")
+def _diagonal_scatter(c: Call, x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    places = np.arange(math.prod(c.shape)).reshape(c.shape)
+    seen = np.diagonal(places, offset, dim1, dim2)
+    whole, part = c.tensor(x), c.tensor(source, c.dtype)
+    chosen = np.arange(whole.size)
+    chosen[seen.reshape(-1)] = whole.size + np.arange(seen.size)
+    both: Any = np.concatenate([whole.reshape(-1), part.reshape(-1)])
+    return both[chosen].reshape(c.shape)

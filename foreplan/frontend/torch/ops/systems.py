@@ -25,7 +25,7 @@ def solved(a: Tensor, b: Tensor) -> Tensor:
     n = _rows(a)
     lead = _numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     rest: Any = _numpy.concatenate([_numpy.broadcast_to(each, (*lead, *each.shape[-2:])) for each in (a, b)], -1)
-    pivots = []
+    pivots: list[Any] = []
     found: Any = rest[..., n:] if not n else None
     for left in range(n, 0, -1):
         at = _numpy.argmax(_numpy.abs(rest[..., :1]), axis=-2, keepdims=True)
