@@ -122,7 +122,10 @@ class Run:
                 raise UnsupportedError(
                     "a transform of torch.func, such as vmap; write the axis of items, or the gradient, out"
                 )
-            return target(*args, **kwargs)  # Python's own functions of sizes
+            try:
+                return target(*args, **kwargs)  # Python's own functions of sizes
+            except Exception as error:
+                raise UnsupportedError("a number that depends on data; keep it a tensor") from error
         name = op_name(target)
         if name in _SIZES:
             shape = args[0].shape

@@ -72,7 +72,7 @@ def pruned(m: Any, x: Any) -> Any:
 @network(ROWS, a=linear(6, 6), b=linear(6, 6))
 def detached(m: Any, x: Any) -> Any:
     y = m.a(x)
-    return m.b(y.detach()) + y, m.b(y) * y.detach()
+    return m.b(y.detach()) + y, m.b(y) * y.data
 
 
 @network(ROWS, student=linear(6, 5), teacher=linear(6, 5))
@@ -110,7 +110,7 @@ def codes_that_follow_means(m: Any, x: Any) -> Any:
     places = (y.unsqueeze(1) - m.codes).square().sum(-1).argmin(-1)
     if m.training:
         one = F.one_hot(places, 7).to(y.dtype)
-        m.counts.mul_(0.9).add_(one.sum(0), alpha=0.1)
+        m.counts.data.mul_(0.9).add_(one.sum(0), alpha=0.1)
         m.sums.mul_(0.9).add_((one.T @ y).detach(), alpha=0.1)
         m.codes.copy_(m.sums / m.counts.clamp(min=1e-3).unsqueeze(1))
     return y + (F.embedding(places, m.codes) - y).detach()
