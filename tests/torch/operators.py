@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foreplan as fp
+from foreplan.frontend.torch.known import array_of
 from foreplan.graph import Graph, Value
 from foreplan.ops.evaluate import evaluate
 from foreplan.passes.training import without_marks
@@ -122,7 +123,7 @@ def faults(info: Any, given: Sequence[Any]) -> Iterator[str]:
     found = _computed(forward, module.inputs)
     for name, y in want.items():
         got = found[forward.outputs[name]]
-        if problem := differs(got, y.detach().resolve_neg().contiguous().numpy()):
+        if problem := differs(got, array_of(y.resolve_neg())):
             yield f"{name}: {problem}"
     loss = want.get("loss")
     if loss is None or not loss.requires_grad or torch.isnan(loss) or loss.dtype != torch.float64:
@@ -156,11 +157,14 @@ def differs(found: np.ndarray, want: np.ndarray) -> str:
     """How two arrays differ; nothing where they agree as far as their element type goes."""
     if found.shape != want.shape or found.dtype != want.dtype:
         return f"{found.dtype}{list(found.shape)} in the place of {want.dtype}{list(want.shape)}"
-    if want.dtype.kind != "f":
+    is_float = want.dtype.kind == "f" or want.dtype.name == "bfloat16"
+    if not is_float:
         return "" if (found == want).all() else f"{found.ravel()[:5]} in the place of {want.ravel()[:5]}"
+    limit = LIMITS.get(want.dtype, 1e-2)
+    found, want = (x.astype(np.float64) for x in (found, want))
     special = ~np.isfinite(want)
     if not np.array_equal(found[special], want[special], equal_nan=True) or not np.isfinite(found[~special]).all():
         return "infinities or NaNs in other places"
     scale = max(1.0, np.abs(want[~special]).max(initial=0))
     off = np.abs(found[~special] - want[~special]).max(initial=0) / scale
-    return "" if off <= LIMITS.get(want.dtype, 1e-2) else f"off by {off:.1e} of the largest element"
+    return "" if off <= limit else f"off by {off:.1e} of the largest element"

@@ -160,8 +160,8 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)
-    except UnsupportedError:
-        raise
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}{line_of_error(error)}") from error
     except Exception as error:  # another project's code may raise anything
         if "_C.Generator" in str(error):
             raise UnsupportedError(f"{name} draws by a torch.Generator; leave it out: a step draws by itself") from None

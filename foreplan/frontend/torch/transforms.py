@@ -22,15 +22,17 @@ def transforms_traced() -> Iterator[None]:
     """
     import torch
     from torch._functorch import apis, eager_transforms
+    from torch.nn.utils import rnn
 
     _define()
-    patches: list[tuple[Any, str, Callable[..., Any]]] = [
+    patches: list[tuple[Any, str, Any]] = [
         (torch.autograd, "_engine_run_backward", _run_backward),
         (eager_transforms, "grad_and_value_impl", _grad_and_value),
         (eager_transforms, "_vjp_with_argnums", _vjp),
         (eager_transforms, "_jvp_with_argnums", _jvp),
         (apis, "vmap_impl", _mapped),
         (torch, "ctc_loss", _ctc_loss),
+        (rnn, "_VF", _Packing()),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in patches if hasattr(module, name)]
     try:
@@ -158,6 +160,16 @@ def _mapped(
         each[0] if place is None else torch.stack(list(each), place) for each, place in zip(zip(*results), places)
     ]
     return pytree.tree_unflatten(stacked, made)
+
+
+class _Packing:
+    """In the place of what packs sequences, whose results have shapes that depend on their lengths."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedError(
+            "packed sequences have shapes that depend on their lengths; give the padded tensor to the layer, and take "
+            "what stands at lengths - 1, or torch.where(mask, y, 0)"
+        )
 
 
 def _ctc_loss(
