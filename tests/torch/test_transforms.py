@@ -1,4 +1,4 @@
-"""Gradients within a module, and functions that are mapped over items, beside PyTorch."""
+"""Gradients within a module, functions that are mapped over items, and what else an export loses, beside PyTorch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Computes(nn.Module):
         self.compute = compute
         self.first = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
         self.second = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("offset", torch.zeros(1))
 
     def forward(self, x: Any) -> Any:
         """Whatever it is."""
@@ -92,6 +94,31 @@ def products(m: Any, x: Any) -> Any:
     return value, along, pulled(other.detach())
 
 
+def without_gradient(m: Any, x: Any) -> Any:
+    """What is read in three ways without a gradient."""
+    with torch.inference_mode():
+        mean = m.first(x).mean()
+    return m.first(x) + mean + m.second(x).data * m.first(x) + m.second(x)
+
+
+def made_anew(m: Any, x: Any) -> Any:
+    """A buffer that forward makes anew, and one that it writes through `data`."""
+    y = m.first(x) / m.scale
+    m.scale = 0.9 * m.scale + 0.1 * y.detach().abs().max()
+    m.offset.data = m.offset.data + y.data.mean(0)
+    return y + m.second(x) * m.offset
+
+
+def distributed(m: Any, x: Any) -> Any:
+    """Distributions, whose arguments are checked elsewhere."""
+    normal = torch.distributions.Normal(m.first(x), nn.functional.softplus(m.second(x)))
+    prior = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+    gamma = torch.distributions.Gamma(nn.functional.softplus(m.first(x)), torch.ones(()))
+    variance = nn.functional.softplus(m.second(x))
+    likely = nn.functional.gaussian_nll_loss(m.first(x), x[:, :1], variance)
+    return normal.log_prob(x[:, :1]) + prior, gamma.log_prob(x[:, :1].exp()), likely
+
+
 def over_rows(m: Any, x: Any) -> Any:
     """A function of a row, and of all rows at once."""
     return vmap(lambda row, all_rows: m.first(row) + all_rows.mean(), in_dims=(0, None), out_dims=1)(x, x)
@@ -121,6 +148,9 @@ def ensemble(m: Any, x: Any) -> Any:
         jacobians,
         products,
         over_rows,
+        without_gradient,
+        made_anew,
+        distributed,
         slopes_of_rows,
         ensemble,
     ],
@@ -149,3 +179,21 @@ def test_what_is_within_a_module_trains_as_in_pytorch(compute: Callable[..., Any
 def test_what_cannot_be_within_a_module_is_told(compute: Callable[..., Any], message: str) -> None:
     with pytest.raises((UnsupportedError, ModelError), match=message):
         fp.from_torch(Computes(compute), torch.randn(4, 3))
+
+
+def test_sparse_tensors_are_told() -> None:
+    module = nn.Linear(3, 3)
+    within = Computes(lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse(), m.first(x)))
+    with pytest.raises(UnsupportedError, match=r"_sparse_mm.*test_transforms\.py:\d+\).*to_dense"):
+        fp.from_torch(within, torch.randn(4, 3))
+    module.register_buffer("edges", torch.eye(3).to_sparse())
+    with pytest.raises(UnsupportedError, match="'edges' is sparse"):
+        fp.from_torch(module, torch.randn(4, 3))
+
+
+def test_masks_of_encoders_are_inputs() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    ours = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    masks = {"mask": nn.Transformer.generate_square_subsequent_mask(5), "src_key_padding_mask": torch.zeros(2, 5)}
+    assert_trains_as_pytorch(ours, copy.deepcopy(ours), (torch.randn(2, 5, 8),), kwargs=masks)

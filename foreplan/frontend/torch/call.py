@@ -16,16 +16,20 @@ from foreplan.graph import Builder, DType, Value, as_dtype
 from foreplan.ops.random import Random
 
 
-def dtype_of(torch_dtype: Any) -> DType:
+def dtype_of(torch_dtype: Any, name: str = "") -> DType:
     """foreplan's element type for PyTorch's.
+
+    Args:
+        name: of what has it, as an error says it.
 
     Raises:
         UnsupportedError: it is complex.
     """
     if torch_dtype.is_complex:
+        which = name and f"{name!r}: "
         raise UnsupportedError(
-            f"a {torch_dtype} tensor that is given, kept or returned: a graph holds real numbers; keep "
-            "torch.view_as_real(z) [..., 2], and take torch.view_as_complex of it where it is used"
+            f"{which}a {torch_dtype} tensor that is given, kept or returned: a graph holds real numbers; "
+            "keep torch.view_as_real(z) [..., 2], and take torch.view_as_complex of it where it is used"
         )
     return as_dtype(str(torch_dtype).removeprefix("torch."))
 

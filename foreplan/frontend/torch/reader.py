@@ -65,11 +65,14 @@ class Reader:
     # Stored tensors.
 
     def _check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Refuse weights that are trained and lie in the bytes of other tensors: a step would change both.
+        """Refuse weights that are trained and lie in the bytes of other tensors: a step would change both; and sparse
+        tensors.
 
         Raises:
             UnsupportedError: there is one.
         """
+        if sparse := [name for name, tensor in tensors.items() if str(tensor.layout) != "torch.strided"]:
+            raise UnsupportedError(f"{sparse[0]!r} is sparse, and a graph holds dense tensors: keep its to_dense()")
         ends: list[tuple[int, int, str, bool]] = []
         for name, tensor in tensors.items():
             if tensor.numel() and tensor.device.type != "meta":
@@ -120,7 +123,7 @@ class Reader:
                         f"forward writes the parameter {name!r}, which the optimizer would change too: "
                         f"give it requires_grad=False, or freeze=[{name!r}]"
                     )
-            type = TensorType(dtype_of(tensor.dtype), tuple(tensor.shape))
+            type = TensorType(dtype_of(tensor.dtype, name), tuple(tensor.shape))
             b = self.tracer.at()
             content = Missing() if tensor.is_meta else Array(array_of(tensor).copy())
             value = b.store(name, type, kind, content, why)
@@ -205,7 +208,9 @@ class Reader:
         known = {value.name: value for value in self.tracer.at().inputs}
         if node.name not in known:
             like = node.meta["val"]
-            known[node.name] = self.tracer.at().input(node.name, TensorType(dtype_of(like.dtype), tuple(like.shape)))
+            known[node.name] = self.tracer.at().input(
+                node.name, TensorType(dtype_of(like.dtype, node.name), tuple(like.shape))
+            )
         return self.tracer.wrap(known[node.name])
 
     def _outputs(self, program: Any, results: list[Any]) -> Iterator[tuple[str, Tensor]]:

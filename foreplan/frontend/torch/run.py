@@ -17,7 +17,7 @@ from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.checkpoints import mark_of
 from foreplan.frontend.torch.frames import line_of
 from foreplan.frontend.torch.functions import COTANGENT
-from foreplan.frontend.torch.known import MOST_KNOWN, array_of
+from foreplan.frontend.torch.known import MOST_KNOWN, Sizes, array_of
 from foreplan.frontend.torch.opened import opened
 from foreplan.frontend.torch.ops.gradients import hooked
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
@@ -57,7 +57,7 @@ class Run:
         self._autocast: Any = None
         self._stopped = False  # whether no gradient is recorded
         self._quiet: set[torch.fx.Node] = set()  # what was made meanwhile, and is read afterwards
-        self._sizes: dict[Any, int] = {}
+        self._sizes = Sizes()
         self._within: tuple[str, str] | None = None  # module and line of an op that is read as other ops
         self._pieces: dict[torch.fx.Node, list[Any]] = {}  # of such an op with several results: the nodes of these
 
@@ -146,7 +146,7 @@ class Run:
                 self.reader.fold(each)
             return self._folded(node, target, args, kwargs, known)
         kwargs = {key: value for key, value in kwargs.items() if key not in _PLACES}
-        call = Call(self.reader, name, self._sized(node.meta.get("val")), self.training)
+        call = Call(self.reader, name, self._sizes.of(node.meta.get("val")), self.training)
         try:
             result = self._called(call, known, args, kwargs)
         except UnsupportedError as error:
@@ -181,7 +181,7 @@ class Run:
         if known is not None and known.views:
             self._view(node, target, known, args, kwargs)
         if isinstance(result, torch.Tensor):
-            self._learn(result.shape, node.meta.get("val"))
+            self._sizes.learn(result.shape, node.meta.get("val"))
         return result
 
     def _hooked(self, node: torch.fx.Node, x: Any, cotangent: Tensor, gradient: Any) -> None:
@@ -193,27 +193,6 @@ class Run:
                 f"a hook is registered on a tensor after {used[0].target} has read it; register it before that"
             )
         self.places.hook(of, hooked(Call(self.reader, "hooked", None, self.training), x, cotangent, gradient))
-
-    # Sizes that PyTorch does not know when it exports, of masks and counts that are known here.
-
-    def _learn(self, shape: Sequence[int], like: Any) -> None:
-        for found, said in zip(shape, getattr(like, "shape", ())):
-            if not isinstance(said, int) and said.node.expr.is_Symbol:
-                self._sizes[said.node.expr] = found
-
-    def _sized(self, like: Any) -> Any:
-        """What PyTorch says of a result, with the sizes that are known by now."""
-        import torch
-        from torch.utils import _pytree as pytree
-
-        def sized(x: Any) -> Any:
-            if all(isinstance(n, int) for n in x.shape):
-                return x
-            shape = [n if isinstance(n, int) else n.node.expr.subs(self._sizes) for n in x.shape]
-            is_known = all(isinstance(n, int) or n.is_Integer for n in shape)
-            return torch.empty([int(n) for n in shape], dtype=x.dtype, device="meta") if is_known else x
-
-        return pytree.tree_map_only(torch.Tensor, sized, like)
 
     # What becomes nodes.
 
@@ -253,8 +232,8 @@ class Run:
             result = known.handler(call, *args, **kwargs)
         if not is_static and single:
             result = as_tensor(result)
-            self._learn(result.shape, call.result)
-            call = replace(call, result=self._sized(call.result))
+            self._sizes.learn(result.shape, call.result)
+            call = replace(call, result=self._sizes.of(call.result))
         elif not is_static:
             raise UnsupportedError(_OF_DATA)
         if isinstance(result, tuple | list):
@@ -357,7 +336,7 @@ class Run:
             if isinstance(content, torch.Tensor):
                 return target(content.detach(), *rest, **more)
             self.reader.tracer.place(path, line)
-            call = Call(self.reader, name, self._sized(meta), self.training)
+            call = Call(self.reader, name, self._sizes.of(meta), self.training)
             return self._called(call, known, [content, *rest], more)
 
         shape = tuple(of.meta["val"].shape) if isinstance(of.meta.get("val"), torch.Tensor) else ()

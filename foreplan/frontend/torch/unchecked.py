@@ -26,25 +26,11 @@ def numbers_unchecked() -> Iterator[None]:
             return gaussian(*args, **kwargs)
 
     with (
-        _data_detached(),
         _replaced(Distribution, "_validate_args", False),
         _replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
         _replaced(functional, "gaussian_nll_loss", unchecked),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _data_detached() -> Iterator[None]:
-    """While the body runs, `x.data`, which an export loses, is `x.detach()`, which is the same for what may be read."""
-    import torch
-
-    given: Any = torch._C.TensorBase.data
-    torch.Tensor.data = property(lambda x: x.detach(), given.__set__)
-    try:
-        yield
-    finally:
-        del torch.Tensor.data
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def _log_gamma(c: Call, x: Any) -> Tensor:
         pole = call("or", call("isinf", x), call("and", x <= 0.0, call("eq", x, call("floor", x))))
         return where(pole, math.inf, found)
 
-    return numbers(c, "lgamma", fn, x)
+    return _wide(c, "lgamma", fn, x)
 
 
 @aten("digamma")
@@ -79,7 +79,12 @@ def _digamma(c: Call, x: Any) -> Tensor:
         pole = call("and", x < 0.0, call("eq", x, call("floor", x)))
         return where(call("eq", x, 0.0), -1.0 / x, where(pole, math.nan, found))
 
-    return numbers(c, "digamma", fn, x)
+    return _wide(c, "digamma", fn, x)
+
+
+def _wide(c: Call, name: str, fn: Any, x: Any) -> Tensor:
+    """A formula whose parts cancel out, of numbers that have the digits for it."""
+    return convert(apply(name, fn, convert(c.tensor(x, c.dtype), c.dtype.wide)), c.dtype)
 
 
 @aten("angle")

@@ -116,6 +116,24 @@ def codes_that_follow_means(m: Any, x: Any) -> Any:
     return y + (F.embedding(places, m.codes) - y).detach()
 
 
+@network(ROWS, query=linear(6, 4), key=lambda: linear(6, 4)().requires_grad_(False))
+def weights_that_follow_others(m: Any, x: Any) -> Any:
+    if m.training:
+        for mine, theirs in zip(m.key.parameters(), m.query.parameters()):
+            mine.data = mine.data * 0.9 + theirs.data * 0.1
+    return F.normalize(m.query(x)) @ F.normalize(m.key(x)).T
+
+
+@network(ROWS, inner=linear(6, 5), scale=lambda: torch.ones(()))
+def buffer_that_is_made_anew(m: Any, x: Any) -> Any:
+    y = m.inner(x) / m.scale
+    if m.training:
+        m.scale = 0.9 * m.scale + 0.1 * y.detach().abs().max()
+    with torch.inference_mode():
+        shift = m.inner(x).mean()
+    return y + shift
+
+
 @network(
     ROWS, inner=linear(6, 4), queue=lambda: F.normalize(torch.randn(8, 4)), at=lambda: torch.zeros(1, dtype=torch.long)
 )
