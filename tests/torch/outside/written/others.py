@@ -81,7 +81,7 @@ def called_with_other_weights(m: Any, x: Any) -> Any:
     return torch.func.functional_call(m.base, {"0.weight": weight * 2, "0.bias": bias}, (x,)) + m.base(x)
 
 
-@network(ROWS, grid=lambda: torch.linspace(-2, 2, 9), weight=trained(6, 6, 3))
+@network(ROWS, grid=lambda: torch.linspace(-2, 2, 9), weight=trained(6, 6, 6))
 def splines(m: Any, x: Any) -> Any:
     x = x.unsqueeze(-1)
     bases = ((x >= m.grid[:-1]) & (x < m.grid[1:])).to(x.dtype)
