@@ -381,7 +381,9 @@ class Run:
                 self._autocast = before
         if name == "cond":
             return self._cond(node, *args)
-        raise UnsupportedError(f"the region {name!r} of PyTorch's graph is not known")
+        raise UnsupportedError(
+            f"the region {name!r} of PyTorch's graph is not known; write what it does with ops of tensors"
+        )
 
     def _region(self, node: torch.fx.Node, body: Any, given: Sequence[Any]) -> list[Any]:
         """A graph within the graph, whose arguments are tensors of this one: what it writes is written there, and what

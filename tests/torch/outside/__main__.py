@@ -23,7 +23,7 @@ import torch
 from benchmarks.pages import put
 from tests.profile import SHORT, searching_by
 from tests.torch.outside import libraries, small
-from tests.torch.outside.judge import Verdict, judge, reference, without_draws, without_ties
+from tests.torch.outside.judge import Unfit, Verdict, judge, reference, without_draws, without_ties
 from tests.torch.outside.layers import from_layers
 from tests.torch.outside.written import from_written
 
@@ -73,6 +73,8 @@ def judge_library(library: str, words: list[str]) -> None:
         try:
             with searching_by(SHORT):
                 found = judge(module, args, kwargs)
+        except Unfit:
+            continue
         except Exception as error:  # anything but a refusal is a defect
             found = Verdict("wrong", f"{type(error).__name__}: {error}"[:300])
         said = f"{found.kind}: {found.why}" if found.why else found.kind

@@ -35,6 +35,10 @@ class Verdict:
     why: str = ""
 
 
+class Unfit(ValueError):
+    """Nothing is said of a module that gives other numbers in each call, whatever its mode, or none at all."""
+
+
 class Squares(nn.Module):
     """The mean squares of all outputs of a module, added up."""
 
@@ -71,13 +75,17 @@ def without_ties(module: nn.Module) -> nn.Module:
 
 
 def judge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict:
-    """The verdict on a module, whose weights stay."""
+    """The verdict on a module, whose weights stay.
+
+    Raises:
+        Unfit: there is nothing to compare with.
+    """
     right = "right"
     if _draws(module, args, kwargs):
         module.eval()
         right = "right where it draws nothing"
         if _draws(module, args, kwargs):
-            raise ValueError("two calls give two results, whatever the mode")
+            raise Unfit("two calls give two results, whatever the mode")
     try:
         off = _differences(copied(module), args, kwargs)
         if max(off.values()) <= SINGLE:
@@ -142,7 +150,7 @@ def reference(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Two steps of a module, which stays as it is, and inference after them.
 
     Raises:
-        ValueError: its numbers are not finite.
+        Unfit: its numbers are not finite.
     """
     ours = Squares(copied(module))  # in training mode, whatever its parts are in
 
@@ -164,7 +172,7 @@ def reference(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         losses.append(found.item())
     result = _Reference(rate, tuple(losses), before, parameters(), ours.eval() and loss().item())
     if not all(map(math.isfinite, (*result.losses, result.inference, result.moved))):
-        raise ValueError("PyTorch's own numbers are not finite")
+        raise Unfit("PyTorch's own numbers are not finite")
     return result
 
 
