@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -43,7 +44,8 @@ def differentiate(
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: the gradient of every
     PARAMETER that the loss depends on is consumed as soon as it is complete, right behind the last reader of its old
-    content; or, with no consumer, returned in `graph.gradients`. No gradient is computed that nobody reads.
+    content; or, with no consumer, returned in `graph.gradients`. A parameter that the forward pass writes is updated as
+    it was written. No gradient is computed that nobody reads.
 
     Args:
         consume: makes what uses the gradients, such as `updating(optimizer)`.
@@ -75,7 +77,9 @@ def differentiate(
     gradients = {value.name: walk.of_input(value) for value in asked}
     updates = dict(graph.updates)
     if consumer is not None:
+        start = len(b.nodes)
         updates |= consumer.finish()
+        walk.read_as_written(start)
     else:
         gradients |= {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
     return b.finish(graph.outputs, updates, graph.loss, gradients)
@@ -154,5 +158,15 @@ class _Backward:
         self.gradients[parameter] = gradient
         if self.consumer is not None:
             self.b.scope, self.b.source = f"{parameter.name}/", ""
+            start = len(self.b.nodes)
             self.consumer.update(parameter, gradient)
+            self.read_as_written(start)
             self.b.scope = ""
+
+    def read_as_written(self, start: int) -> None:
+        """Let updates read parameters as the forward pass has written them, where it has: in the nodes from `start`."""
+        if any(value in self.graph.updates for value in self.graph.parameters):
+            for i in range(start, len(self.b.nodes)):
+                node = self.b.nodes[i]
+                inputs = tuple(self.graph.updates.get(x, x) if x.kind is Kind.PARAMETER else x for x in node.inputs)
+                self.b.nodes[i] = node if inputs == node.inputs else dataclasses.replace(node, inputs=inputs)

@@ -40,7 +40,8 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
     graph = without_weights(graph, [name for name in whole & chosen.keys() if not chosen[name][0]])
 
     def kind(name: str, trained: bool) -> Kind:
-        return Kind.CONSTANT if name in whole else Kind.PARAMETER if trained else Kind.FROZEN
+        left = Kind.BUFFER if stored[name] in graph.updates else Kind.FROZEN
+        return Kind.CONSTANT if name in whole else Kind.PARAMETER if trained else left
 
     return with_values(
         graph,
@@ -76,7 +77,12 @@ def frozen(graph: Graph) -> Graph:
     """
     instance("a model", graph, Graph, "such as from_onnx(path) gives")
     graph = without_weights(graph, [value.name for value in schemes(graph)])
-    weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}
+    weights = {
+        value: dataclasses.replace(
+            value, kind=Kind.BUFFER if value in graph.updates else Kind.FROZEN, why="frozen(graph)"
+        )
+        for value in graph.parameters
+    }
     return in_inference(with_values(graph, weights))
 
 

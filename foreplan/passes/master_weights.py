@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from foreplan.errors import UnsupportedError
 from foreplan.graph import Array, Builder, Graph, Node, Value
 from foreplan.ops.map import convert
 
@@ -20,6 +21,11 @@ def master_weights(graph: Graph) -> Graph:
     narrow = [value for value in graph.parameters if value.dtype.is_narrow]
     if not narrow:
         return graph
+    if written := [value.name for value in narrow if value in graph.updates]:
+        raise UnsupportedError(
+            f"the forward pass writes {written[0]!r}, which is trained in float32 and read in {narrow[0].dtype}; "
+            "keep it in float32"
+        )
     b = Builder(graph.name)
     wide = {value: _widened(value) for value in narrow}
     b.inputs, b.notes = list(graph.inputs), list(graph.notes)

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from foreplan.arguments import shown
-from foreplan.errors import ForeplanError, UsageError
+from foreplan.errors import ForeplanError, UnsupportedError, UsageError
 from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.accumulate import accumulate
@@ -138,6 +138,12 @@ def _mean_loss(graph: Graph, settings: Settings) -> Graph:
 
 
 def _differentiate(graph: Graph, settings: Settings) -> Graph:
+    written = [value.name for value in graph.parameters if value in graph.updates]
+    if written and (settings.stage is not None or settings.sharding is not None):
+        raise UnsupportedError(
+            f"the forward pass writes {written[0]!r}, of which ranks have parts or copies; leave out shard and "
+            f"stages, or freeze=[{written[0]!r}]"
+        )
     if settings.stage is not None:
         return settings.stage(graph)
     sharding, forward = settings.sharding, set(graph.nodes)

@@ -293,10 +293,12 @@ class Writes(Stopped):
         y = self.first(x)
         self.mean.mul_(0.9).add_(0.1 * y.detach().mean(0))
         self.scale.mul_(1.1)
+        with torch.no_grad():
+            self.third.weight.clamp_(-0.2, 0.2)
         return self.third((y - self.mean) * self.scale)
 
 
-@row("a buffer, or a tensor attribute")
+@row("a buffer, a tensor attribute or a weight")
 def _written(_: Path) -> None:
     module = net(Writes)
     session = session_of(module, fp.optim.SGD(0.1))

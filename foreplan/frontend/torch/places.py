@@ -127,7 +127,11 @@ def without_gradient(new: Any, old: Any) -> Any:
         return Pair(without_gradient(new.real, before.real), without_gradient(new.imag, before.imag))
     if not isinstance(new, Tensor) or not new.value.dtype.is_float:
         return new
-    had = isinstance(old, Tensor) and old.value.kind is Kind.ACTIVATION and old.value.type == new.value.type
+    had = (
+        isinstance(old, Tensor)
+        and old.value.kind in (Kind.ACTIVATION, Kind.PARAMETER)
+        and old.value.type == new.value.type
+    )
     b = new.tracer.at()
     value = b.apply(StraightThrough(), new.value, old.value) if had else b.apply(StopGradient(), new.value)
     return Tensor(new.tracer, value)

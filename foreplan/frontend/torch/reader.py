@@ -108,21 +108,13 @@ class Reader:
         """A parameter or buffer as a tensor of the graph, under the first of its names.
 
         Args:
-            written: whether forward writes it, so that it is kept as a buffer is.
-
-        Raises:
-            UnsupportedError: forward writes a parameter that is trained.
+            written: whether forward writes it, so that it is kept as a buffer is, unless it is trained.
         """
         if id(tensor) not in self._stored:
             name, kind, why = self._named[id(tensor)][0], Kind.BUFFER, ""
             if id(tensor) in self._parameters:
                 trained, why = self._chosen.get(name, (tensor.requires_grad, ""))
                 kind = Kind.PARAMETER if trained else Kind.BUFFER if written else Kind.FROZEN
-                if trained and written:
-                    raise UnsupportedError(
-                        f"forward writes the parameter {name!r}, which the optimizer would change too: "
-                        f"give it requires_grad=False, or freeze=[{name!r}]"
-                    )
             type = TensorType(dtype_of(tensor.dtype, name), tuple(tensor.shape))
             b = self.tracer.at()
             content = Missing() if tensor.is_meta else Array(array_of(tensor).copy())

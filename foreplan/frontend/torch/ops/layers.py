@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import numbers
@@ -19,7 +18,7 @@ from foreplan.graph import Value
 from foreplan.ops import pool
 from foreplan.ops.conv import ops as convolution
 from foreplan.ops.expr import rsqrt
-from foreplan.ops.index import gather
+from foreplan.ops.index import ScatterAdd, gather
 from foreplan.ops.norm import rows
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
 
@@ -270,8 +269,16 @@ def _lrn(c: Call, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k:
 
 
 @aten("embedding_renorm_")
-def _embedding_renorm(c: Call, *_: Any) -> Any:
-    raise UnsupportedError("Embedding(max_norm=…), which writes the table while it is read")
+def _embedding_renorm(c: Call, table: Any, places: Any, most: float, norm: float) -> Any:
+    """Rows that are looked up, and whose norm is larger, are scaled to that. What is 1 / (norm + 1e-7) is PyTorch's."""
+    rows = c.tensor(table)
+    sizes: Any = np.abs(rows)
+    lengths = np.max(sizes, axis=1) if norm == np.inf else np.sum(sizes**norm, axis=1) ** (1 / norm)
+    flat = c.tensor(places).reshape(-1)
+    ones = c.tensor(np.ones(flat.shape, c.dtype.numpy))
+    counts = c.wrap(c.b.apply(ScatterAdd(0, (rows.shape[0],)), flat.value, ones.value))
+    shares = select((lengths > most) & (counts > 0.0), most / (lengths + 1e-7), 1.0)
+    return rows * shares.reshape(-1, 1)
 
 
 # Lookup
