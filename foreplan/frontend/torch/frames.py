@@ -21,17 +21,18 @@ def functions_kept() -> Iterator[None]:
     """While the body runs, nodes of an export keep the lines of all functions that `forward` calls, beside its own."""
     from torch.fx.proxy import TracerBase
 
-    before = TracerBase._filter_traceback_frames
-
     def within_forward(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
         first = next((i for i, frame in enumerate(frames) if frame.name == "forward"), len(frames))
         return traceback.StackSummary.from_list(frames[first:])
 
-    TracerBase._filter_traceback_frames = within_forward
+    before = getattr(TracerBase, "_filter_traceback_frames", None)  # an older PyTorch keeps what it keeps
+    if before is not None:
+        setattr(TracerBase, "_filter_traceback_frames", within_forward)  # noqa: B010 -- it is not public
     try:
         yield
     finally:
-        TracerBase._filter_traceback_frames = before
+        if before is not None:
+            setattr(TracerBase, "_filter_traceback_frames", before)  # noqa: B010
 
 
 def line_of(node: torch.fx.Node) -> str:
