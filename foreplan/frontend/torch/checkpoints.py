@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from foreplan.frontend.torch.replaced import replaced
 from foreplan.graph import Node
 
 if TYPE_CHECKING:
@@ -51,15 +52,9 @@ def checkpoints_marked() -> Iterator[Callable[..., Any]]:
         with torch.no_grad():  # as PyTorch has it: where no argument has a gradient, nothing within gets one
             return function(*args)
 
-    module: Any = checkpointing
-    name = "_checkpoint_without_reentrant_generator"
-    before = getattr(module, name)
-    setattr(module, name, beside)
-    try:
-        with torch.fx.traceback.preserve_node_meta():
-            yield called
-    finally:
-        setattr(module, name, before)
+    generator = "_checkpoint_without_reentrant_generator"
+    with replaced(checkpointing, generator, beside), torch.fx.traceback.preserve_node_meta():
+        yield called
 
 
 def mark_of(node: torch.fx.Node) -> int | None:

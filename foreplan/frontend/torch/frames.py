@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import foreplan
+from foreplan.frontend.torch.replaced import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,8 @@ def functions_kept() -> Iterator[None]:
         first = next((i for i, frame in enumerate(frames) if frame.name == "forward"), len(frames))
         return traceback.StackSummary.from_list(frames[first:])
 
-    before = getattr(TracerBase, "_filter_traceback_frames", None)  # an older PyTorch keeps what it keeps
-    if before is not None:
-        setattr(TracerBase, "_filter_traceback_frames", within_forward)  # noqa: B010 -- it is not public
-    try:
+    with replaced(TracerBase, "_filter_traceback_frames", within_forward):
         yield
-    finally:
-        if before is not None:
-            setattr(TracerBase, "_filter_traceback_frames", before)  # noqa: B010
 
 
 def line_of(node: torch.fx.Node) -> str:

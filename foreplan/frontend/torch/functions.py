@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.replaced import replaced
 
 COTANGENT, TIED = "foreplan::cotangent", "foreplan::with_gradient"
 
@@ -35,11 +36,8 @@ def functions_traced(checkpointed: Callable[..., Any]) -> Iterator[None]:
             return checkpointed(*args)
         return _traced(cls, args, kwargs)
 
-    function.apply = classmethod(apply)
-    try:
+    with replaced(function, "apply", classmethod(apply)):
         yield
-    finally:
-        function.apply = before
 
 
 class _Context:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.replaced import replaced
 
 GRADIENT, ARGUMENT, CTC_LOSS = "foreplan::gradient", "foreplan::argument", "foreplan::ctc_loss"
 MOST_ITEMS = 64  # of a mapped function, which is traced once for each
@@ -34,15 +35,10 @@ def transforms_traced() -> Iterator[None]:
         (torch, "ctc_loss", _ctc_loss),
         (rnn, "_VF", _Packing()),
     ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in patches if hasattr(module, name)]
-    try:
+    with contextlib.ExitStack() as stack:
         for module, name, new in patches:
-            if hasattr(module, name):
-                setattr(module, name, new)
+            stack.enter_context(replaced(module, name, new))
         yield
-    finally:
-        for module, name, old in before:
-            setattr(module, name, old)
 
 
 def _run_backward(

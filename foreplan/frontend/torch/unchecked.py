@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from foreplan.frontend.torch.replaced import replaced
+
 
 @contextlib.contextmanager
 def numbers_unchecked() -> Iterator[None]:
@@ -22,22 +24,12 @@ def numbers_unchecked() -> Iterator[None]:
     gaussian = functional.gaussian_nll_loss
 
     def unchecked(*args: Any, **kwargs: Any) -> Any:
-        with _replaced(torch, "any", lambda *_: False):
+        with replaced(torch, "any", lambda *_: False):
             return gaussian(*args, **kwargs)
 
     with (
-        _replaced(Distribution, "_validate_args", False),
-        _replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
-        _replaced(functional, "gaussian_nll_loss", unchecked),
+        replaced(Distribution, "_validate_args", False),
+        replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        replaced(functional, "gaussian_nll_loss", unchecked),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, new: Any) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, new)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.functions import define
+from foreplan.frontend.torch.replaced import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -27,21 +28,6 @@ def seen(module: torch.nn.Module) -> Iterator[None]:
     """
     with _hooks_traced(module), _buffers_written(module), _inference_mode(), _data(), _seeds(), _saved():
         yield
-
-
-@contextlib.contextmanager
-def _with(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """While the body runs, an attribute of a class or module is another one."""
-    own = vars(owner)
-    had, before = name in own, own.get(name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 # Hooks.
@@ -80,7 +66,7 @@ def _hooks_traced(module: torch.nn.Module) -> Iterator[None]:
 
     handle = module.register_forward_pre_hook(begin, prepend=True)
     try:
-        with _with(torch.Tensor, "register_hook", register_hook):
+        with replaced(torch.Tensor, "register_hook", register_hook):
             yield
     finally:
         handle.remove()
@@ -177,7 +163,7 @@ def _inference_mode() -> Iterator[None]:
         running.pop().__exit__(*error)
 
     kind = torch.inference_mode
-    with _with(kind, "__enter__", enter), _with(kind, "__exit__", leave):
+    with replaced(kind, "__enter__", enter), replaced(kind, "__exit__", leave):
         yield
 
 
@@ -189,7 +175,7 @@ def _data() -> Iterator[None]:
     def assigned(tensor: torch.Tensor, new: torch.Tensor) -> None:
         tensor.detach().copy_(new)
 
-    with _with(torch.Tensor, "data", property(lambda tensor: tensor.detach(), assigned)):
+    with replaced(torch.Tensor, "data", property(lambda tensor: tensor.detach(), assigned)):
         yield
 
 
@@ -203,7 +189,7 @@ def _seeds() -> Iterator[None]:
             "ones, and a step of foreplan draws new ones; leave it out"
         )
 
-    with _with(torch, "manual_seed", manual_seed), _with(torch.random, "manual_seed", manual_seed):
+    with replaced(torch, "manual_seed", manual_seed), replaced(torch.random, "manual_seed", manual_seed):
         yield
 
 
@@ -219,5 +205,5 @@ def _saved() -> Iterator[None]:
             raise UnsupportedError("saved_tensors_hooks: what a plan keeps for the backward pass, nothing changes")
         before(hooks)
 
-    with _with(graph.saved_tensors_hooks, "__enter__", enter):
+    with replaced(graph.saved_tensors_hooks, "__enter__", enter):
         yield
