@@ -7,13 +7,17 @@ docs/from-pytorch.md. All of them take an hour on one core; each library is a pr
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from tests.torch.outside.judge import Unfit, Verdict, judge, reference, without_
 from tests.torch.outside.layers import from_layers
 from tests.torch.outside.written import from_written
 
+MOST_SECONDS = 150  # of one module
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "torch-outside.json"
 KINDS = ("right", "right in float64", "right where it draws nothing", "refused", "not exported", "wrong")
 DRAWS = {
@@ -60,26 +65,57 @@ def judge_library(library: str, words: list[str]) -> None:
             continue
         started = time.perf_counter()
         try:
-            torch.manual_seed(0)
-            module, args, kwargs = make()
-            small.check_size(module)
-            module(*args, **kwargs)
-            module = without_ties(without_draws(module))
-            module(*args, **kwargs)
-            module.load_state_dict(module.state_dict())
-            reference(module, args, kwargs)
-        except Exception:  # this drawing has no such model, which says nothing of foreplan
+            with _in_time():
+                found = _judged(make)
+        except _TooLong:
+            print(f"{name}: passed over, as it takes more than {MOST_SECONDS} s", flush=True)
             continue
-        try:
-            with searching_by(SHORT):
-                found = judge(module, args, kwargs)
-        except Unfit:
+        if found is None:
             continue
-        except Exception as error:  # anything but a refusal is a defect
-            found = Verdict("wrong", f"{type(error).__name__}: {error}"[:300])
         said = f"{found.kind}: {found.why}" if found.why else found.kind
         print(f"{name}: {said} ({time.perf_counter() - started:.0f} s)", flush=True)
         keep(name, said)
+
+
+def _judged(make: Callable[[], Any]) -> Verdict | None:
+    """What is found of a module; None: this drawing has no such model, which says nothing of foreplan."""
+    try:
+        torch.manual_seed(0)
+        module, args, kwargs = make()
+        small.check_size(module)
+        module(*args, **kwargs)
+        module = without_ties(without_draws(module))
+        module(*args, **kwargs)
+        module.load_state_dict(module.state_dict())
+        reference(module, args, kwargs)
+    except Exception:
+        return None
+    try:
+        with searching_by(SHORT):
+            return judge(module, args, kwargs)
+    except Unfit:
+        return None
+    except Exception as error:  # anything but a refusal is a defect
+        return Verdict("wrong", f"{type(error).__name__}: {error}"[:300])
+
+
+class _TooLong(BaseException):
+    """No `Exception`, which code of a model may catch."""
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """End the body by an exception after some time."""
+
+    def end(*_: Any) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def known() -> dict[str, Any]:
@@ -89,11 +125,14 @@ def known() -> dict[str, Any]:
 
 def keep(name: str, said: str) -> None:
     """Note what was found of a module, and with which versions."""
-    every, library = known(), name.partition("/")[0]
-    every["modules"] = dict(sorted((every["modules"] | {name: said}).items()))
+    library = name.partition("/")[0]
     packages = {"torch", library if library not in ("torch.nn", "written") else "torch"}
-    every["versions"] |= {package: version(package).partition("+")[0] for package in packages}
-    RESULTS.write_text(json.dumps(every, indent=1) + "\n")
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may judge others
+        every = known()
+        every["modules"] = dict(sorted((every["modules"] | {name: said}).items()))
+        every["versions"] |= {package: version(package).partition("+")[0] for package in packages}
+        RESULTS.write_text(json.dumps(every, indent=1) + "\n")
 
 
 def as_table() -> str:
