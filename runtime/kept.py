@@ -338,8 +338,8 @@ class Kept:
         if self._absent:
             first, count = min(self._absent), len(self._absent)
             raise SessionError(
-                f"{first!r}{f' and {count - 1:,} more tensors have' if count > 1 else ' has'} no content, as the module "
-                "was on PyTorch's device meta when it was imported; load them (session.load), or assign each "
+                f"{first!r}{f' and {count - 1:,} more tensors have' if count > 1 else ' has'} no content, as the "
+                "module was on PyTorch's device meta when it was imported; load them (session.load), or assign each "
                 f"(session.stored[{first!r}] = array)"
             )
         if self._broken:

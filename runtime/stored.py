@@ -72,9 +72,7 @@ class Stored(MutableMapping[str, np.ndarray]):
 def absent_in(program: Program) -> set[str]:
     """The stored values that have no content yet."""
     inits = ((slot.name, slot.init) for slot in program.tensors)
-    return {
-        name for name, init in inits if isinstance(init.init if isinstance(init, Sharded) else init, Missing)
-    }
+    return {name for name, init in inits if isinstance(init.init if isinstance(init, Sharded) else init, Missing)}
 
 
 def draw(slot: Slot, seed: int, elements: np.ndarray) -> None:
