@@ -130,7 +130,7 @@ def _matrix_exp(c: Call, x: Any) -> Any:
     """exp(A) = exp(A / 2^s)^(2^s), the inner one as its Taylor polynomial (Moler and Van Loan 2003, method 3). `s` is
     the least for which the 1-norm of A / 2^s is at most 1/2, as far as 16, chosen by data: of 16 squares, the last s.
     """
-    a: Any = c.tensor(x)
+    a: Any = convert(c.tensor(x), c.dtype.wide)
     size = reduced(c, "max", reduced(c, "sum", apply("abs", lambda x: call("abs", x), a), -2, True), -1, True)
     s = apply("halvings", lambda n: call("max", call("ceil", log(n * 2.0 + 1e-30) / math.log(2.0)), 0.0), size)
     small = a * np.exp(-math.log(2.0) * s)
@@ -141,7 +141,7 @@ def _matrix_exp(c: Call, x: Any) -> Any:
         found = one + (small @ found) / float(n)
     for i in range(16):
         found = np.where(s > 15.5 - i, found @ found, found)
-    return found
+    return convert(found, c.dtype)
 
 
 @aten("pairwise_distance")

@@ -16,7 +16,7 @@ from foreplan.frontend.tracing.elementwise import apply, as_bool, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph.types import INT64
 from foreplan.ops import scan, sort
-from foreplan.ops.expr import call, exp, log
+from foreplan.ops.expr import Expr, call, exp, log, where
 from foreplan.ops.reduce import reduce
 
 _HOW = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "prod": "prod", "nansum": "sum"}
@@ -114,7 +114,13 @@ def _norm(c: Call, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False,
         return reduced(c, "sum", convert(apply("ne", lambda x: call("ne", x, 0.0), tensor), c.dtype), dim, keepdim)
     if order == 1:
         return reduced(c, "sum", size, dim, keepdim)
-    return root(reduced(c, "sum", apply("pow", lambda x: x ** float(order), size), dim, keepdim), order)
+    nothing = math.inf if order < 0 else 0.0  # of which the gradient is zero, as PyTorch has it
+
+    def power(x: Expr) -> Expr:
+        is_zero = call("eq", x, 0.0)
+        return where(is_zero, nothing, where(is_zero, 1.0, x) ** float(order))
+
+    return root(reduced(c, "sum", apply("pow", power, size), dim, keepdim), order)
 
 
 @aten("logsumexp")
@@ -134,9 +140,18 @@ def _running(c: Call, x: Any, dim: int, dtype: Any = None) -> Tensor:
 
 @aten("logcumsumexp", along=True)
 def _logcumsumexp(c: Call, x: Any, dim: int) -> Any:
-    tensor = c.tensor(x)
-    high = nn.stop_gradient(reduced(c, "max", tensor, dim, True))
-    return np.log(np.cumsum(np.exp(tensor - high), axis=dim)) + high
+    """Of pairs, fours and so on, as sums of exponentials of which the larger is 1: none is lost beside a later one."""
+    found: Any = convert(c.tensor(x), c.dtype.wide)
+    axis, step = dim % found.ndim, 1
+    before = (slice(None),) * axis
+    while step < found.shape[axis]:
+        one, other = found[(*before, slice(step, None))], found[(*before, slice(None, -step))]
+        high: Any = nn.stop_gradient(np.maximum(one, other))
+        high = np.where(np.isinf(high), 0.0, high)
+        joined = np.log(np.exp(one - high) + np.exp(other - high)) + high
+        found = np.concatenate([found[(*before, slice(None, step))], joined], axis)
+        step *= 2
+    return convert(found, c.dtype)
 
 
 @aten("cummax", "cummin", along=True)

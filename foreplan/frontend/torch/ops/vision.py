@@ -12,6 +12,7 @@ from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.reductions import listed
 from foreplan.frontend.torch.table import aten
+from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.ops.grid_sample import grid_sample
 from foreplan.ops.resize import resize
@@ -67,7 +68,8 @@ def _upsample(c: Call, x: Any, size: Any, *rest: Any, **named: Any) -> Tensor:
 @aten("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def _grid_sampler(c: Call, x: Any, grid: Any, mode: int, padding: int, align: bool) -> Tensor:
     how, around = ("linear", "nearest", "cubic")[mode], ("zeros", "border", "reflection")[padding]
-    return c.wrap(grid_sample(c.b, c.value(x), c.value(grid), how, around, align))
+    images, places = (convert(c.tensor(each), c.dtype.wide) for each in (x, grid))  # as PyTorch computes where they lie
+    return convert(c.wrap(grid_sample(c.b, images.value, places.value, how, around, align)), c.dtype)
 
 
 @aten("affine_grid_generator")
