@@ -110,8 +110,18 @@ def _reached(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def _refill(container: Any, fill: Callable[[Any], None], content: Any) -> None:
-    container.clear()
-    fill(content)
+    """Let a container hold what it held. One that does is left alone: others may be reading it."""
+    pairs = [(each.items() if isinstance(each, dict) else each) for each in (container, content)]
+    if len(container) != len(content) or any(not _is_same(a, b) for a, b in zip(*pairs)):
+        container.clear()
+        fill(content)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Of two elements, or of two pairs of a name and a content."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(a is b for a, b in zip(one, other))
+    return one is other
 
 
 def _written_back(tensor: torch.Tensor) -> Callable[[], None]:
@@ -172,7 +182,6 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
                 if isinstance(x, _PLAIN) and x is not None:
                     path = f"{paths[part]}.{name}" if paths[part] else name
                     found.counted[path] = f"self.{path} ({was!r:.20} → {x!r:.20})"
-
         if vars_of(module) != parameters:
             raise UnsupportedError("forward sets a parameter; change it in place before the module is imported")
         tensors, found.left_out = of_tensors(output)
@@ -246,6 +255,8 @@ def _mapped(x: Any, was: Any, leaf: Callable[[Any, Any], Any], depth: int = 0) -
         return leaf(x, was)
     if isinstance(x, (*_PLAIN, torch.nn.Module)) or depth > _DEEPEST:
         return x
+    if isinstance(x, tuple) and hasattr(x, "_fields"):  # a named one
+        return type(x)(*map(inner, x))
     if isinstance(x, list | deque) or type(x) is tuple:
         return type(x)(map(inner, x))
     if type(x) is dict:
