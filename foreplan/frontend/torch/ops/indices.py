@@ -12,10 +12,10 @@ from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import broadcast, numbers
 from foreplan.frontend.torch.table import aten
-from foreplan.frontend.tracing.elementwise import convert, select
+from foreplan.frontend.tracing.elementwise import as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import DType
-from foreplan.graph.types import broadcast_shapes
+from foreplan.graph.types import BOOL, INT32, broadcast_shapes
 from foreplan.ops.index import ScatterAdd, gather
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
 from foreplan.ops.scan import cumsum
@@ -216,6 +216,13 @@ _WAYS = {"prod": "mul", "amax": "max", "amin": "min"}
 @aten("scatter_reduce", "index_reduce", along=True)
 def _scatter_reduce(c: Call, x: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True) -> Any:
     tensor, at = c.tensor(x), c.tensor(places)
+    if tensor.value.dtype is BOOL:  # as numbers, of which the largest and the smallest are the same
+        import torch
+
+        call = replace(c, result=torch.empty(c.shape, dtype=torch.int32, device="meta"))
+        sources = (convert(each, INT32) for each in (tensor, c.tensor(source)))
+        numbers = _scatter_reduce(call, next(sources), dim, at, next(sources), how, include_self=include_self)
+        return as_bool(numbers)
     given: Any = convert(c.tensor(source), c.dtype)
     axis = dim % tensor.ndim
     if c.name == "index_reduce":  # an index for each row: the same for all elements of the row
