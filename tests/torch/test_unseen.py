@@ -171,6 +171,15 @@ class ComplexWithoutGradient(Two):
         return y + torch.view_as_real(z).sum(-1)
 
 
+@CASES.case
+class Branches(Two):
+    """Of which each reads weights."""
+
+    def between(self, y: Any) -> Any:
+        """One of two layers, by data."""
+        return torch.cond(y.sum() > 0, lambda x: self.first(x), lambda x: torch.tanh(self.first(x)), (y,))
+
+
 # What forward sets.
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.errors import ModelError
 from foreplan.frontend.torch.attributes import kept, of_tensors
-from foreplan.frontend.torch.exporting import cause
+from foreplan.frontend.torch.exporting import cause, uncompiled
 from foreplan.frontend.torch.known import array_of
 from foreplan.frontend.torch.modes import in_mode
 from foreplan.frontend.torch.reader import named_leaves
@@ -67,7 +67,7 @@ def one_pass(
             in_mode(module, training),
             warnings.catch_warnings(),
             torch.enable_grad(),
-            torch.compiler.set_stance("force_eager"),
+            uncompiled(module),
         ):
             warnings.simplefilter("ignore")
             if noise:

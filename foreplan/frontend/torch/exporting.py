@@ -150,7 +150,7 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
     try:
         with (
             _quiet(),
-            torch.compiler.set_stance("force_eager"),  # what torch.compile made is exported as what it was made of
+            uncompiled(module),
             checkpoints_marked() as checkpointed,
             functions_traced(checkpointed),
             transforms_traced(),
@@ -167,6 +167,17 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             raise UnsupportedError(f"{name} draws by a torch.Generator; leave it out: a step draws by itself") from None
         more = f". {new}" if (new := untested()) else ""
         raise ModelError(f"PyTorch cannot export {name}: {cause(error)}{more}") from error
+
+
+def uncompiled(module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """While the body runs, parts that `torch.compile` made are what they were made of. Elsewhere `torch.cond` asks it
+    what branches read.
+    """
+    import torch
+    from torch._dynamo import OptimizedModule
+
+    compiled = any(isinstance(part, OptimizedModule) for part in module.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
