@@ -12,7 +12,7 @@ Importing this package does not import `torch`.
     unseen.py     hooks, and what else an export passes over in silence
     transforms.py gradients within a module, and functions mapped over items
     unchecked.py  what PyTorch's own layers ask of numbers without need
-    replaced.py   what of PyTorch is another thing for a while
+    replaced.py   what of PyTorch is another thing for a while, or is done beside it
     frames.py     lines of the user's own code
     reader.py     programs → Graph: stored tensors, forms, updates of buffers
     run.py        the nodes of one program, in turn

@@ -10,10 +10,11 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import UnsupportedError
+from foreplan.frontend.torch.replaced import around_forward
 
 if TYPE_CHECKING:
     import torch
@@ -81,10 +82,14 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _attributes(part: torch.nn.Module) -> dict[str, Any]:
     """Those of one part that not every module has."""
+    return {name: x for name, x in vars(part).items() if name not in _of_every_module()}
+
+
+@cache
+def _of_every_module() -> frozenset[str]:
     import torch
 
-    own = vars(torch.nn.Module())
-    return {name: x for name, x in vars(part).items() if name not in own and name != "forward"}
+    return frozenset((*vars(torch.nn.Module()), "forward"))
 
 
 def _reached(module: torch.nn.Module) -> Iterator[Any]:
@@ -187,12 +192,8 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
         tensors, found.left_out = of_tensors(output)
         return tensors
 
-    handles = module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)
-    try:
+    with around_forward(module, begin, end):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def of_tensors(output: Any) -> tuple[Any, dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend.torch.functions import define
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.replaced import around_forward, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +64,8 @@ def _hooks_traced(module: torch.nn.Module) -> Iterator[None]:
             hooked.append(parameter)
             _trace(parameter, hooks)
 
-    handle = module.register_forward_pre_hook(begin, prepend=True)
-    try:
-        with replaced(torch.Tensor, "register_hook", register_hook):
-            yield
-    finally:
-        handle.remove()
+    with around_forward(module, begin), replaced(torch.Tensor, "register_hook", register_hook):
+        yield
 
 
 def _hooks_of(module: torch.nn.Module) -> dict[str, list[Callable[[Any], Any]]]:
@@ -140,12 +136,8 @@ def _buffers_written(module: torch.nn.Module) -> Iterator[None]:
                 buffer.copy_(new)
             part._buffers[name] = buffer
 
-    handles = module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)
-    try:
+    with around_forward(module, begin, end):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
