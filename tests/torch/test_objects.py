@@ -116,6 +116,69 @@ def test_a_buffer_that_forward_sets_is_kept(how: str, twice: bool) -> None:
     assert_trains_as_pytorch(made(), made(), (X,))
 
 
+class Cache(Two):
+    """What is computed of a weight is kept in evaluation mode, for the device, until the mode changes: as the biases of
+    attention in LeViT and EfficientFormer.
+    """
+
+    def begin(self) -> None:
+        self.table, self.cache = nn.Parameter(torch.linspace(-1, 1, 5)), dict[str, Any]()
+        self.register_buffer("index", torch.tensor([0, 2, 2]))
+
+    def train(self, mode: bool = True) -> Any:
+        """Forgets what it keeps."""
+        if self.cache:
+            self.cache = {}
+        return super().train(mode)
+
+    def between(self, y: Any) -> Any:
+        if self.training:
+            return y + self.table[self.index]
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = self.table[self.index]
+        return y + self.cache["cpu"]
+
+
+def test_a_cache_of_weights_is_computed_in_each_step() -> None:
+    assert_trains_as_pytorch(Cache(), Cache(), (X,))
+    (note,) = fp.from_torch(Cache(), X, check=True).notes
+    assert "self.cache" in note and "computes it anew" in note
+
+
+@CASES.wrong("self.cache")
+class CacheOfATrainedWeight(Cache):
+    """Which a step changes, while the cache stays."""
+
+    def between(self, y: Any) -> Any:
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = self.table[self.index].detach()
+        return y + self.cache["cpu"]
+
+
+@CASES.wrong("self.cache")
+class CacheOfAnInput(Cache):
+    """In evaluation mode."""
+
+    def between(self, y: Any) -> Any:
+        if self.training:
+            return y
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = y.mean(0)
+        return y + self.cache["cpu"]
+
+
+@CASES.wrong("self.cache")
+class CacheOfADraw(Cache):
+    """The first call's."""
+
+    def between(self, y: Any) -> Any:
+        if self.training:
+            return y
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = torch.rand(3)
+        return y + self.cache["cpu"]
+
+
 @CASES.wrong("the buffer 'sum' another shape")
 class BufferOfAnotherShape(Two):
     def begin(self) -> None:
@@ -227,7 +290,7 @@ class Warming(Two):
         return y if self.calls < 100 else 2 * y
 
 
-class Cache:
+class NoTensor:
     """No tensor, and no container of some."""
 
 
@@ -236,14 +299,14 @@ class Cached(Two):
 
     def forward(self, x: Any) -> Any:
         """By name."""
-        return {"scores": super().forward(x), "cache": Cache()}
+        return {"scores": super().forward(x), "cache": NoTensor()}
 
 
 def test_what_is_guessed_or_left_out_is_said() -> None:
     (note,) = fp.from_torch(Warming(), X, check=True).notes
     assert "self.calls (1 → 2)" in note and "as in the first call" in note
     graph = fp.from_torch(Cached(), X, check=True)
-    assert graph.notes == ("the result 'cache', a Cache, is left out",) and list(graph.outputs) == ["scores"]
+    assert graph.notes == ("the result 'cache', a NoTensor, is left out",) and list(graph.outputs) == ["scores"]
 
 
 class Outside(Two):

@@ -150,8 +150,11 @@ def _put_back(part: torch.nn.Module, before: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module) -> Iterator[Changes]:
+def watched(module: torch.nn.Module, *, giving_kept: bool = False) -> Iterator[Changes]:
     """While the body calls a module once, what its forward changes, and gives that is left out.
+
+    Args:
+        giving_kept: whether forward gives the tensors that it puts into attributes, and not its results.
 
     Raises:
         UnsupportedError: forward changes which parameters are trained.
@@ -161,6 +164,7 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
         return [(name, id(p)) for part in module.modules() for name, p in part._parameters.items()]
 
     parameters: list[tuple[str, int]] = []
+    made: list[torch.Tensor] = []
     found, before, trained = Changes(), dict[tuple[Any, str], Any](), dict[str, bool]()
 
     def now() -> Iterator[tuple[tuple[torch.nn.Module, str], Any]]:
@@ -184,11 +188,14 @@ def watched(module: torch.nn.Module) -> Iterator[Changes]:
             was, frozen = before.get((part, name), (None, None))
             if _frozen(x) != frozen:
                 found.after[part, name] = _mapped(x, was, _Made.of)
+                _mapped(x, was, lambda tensor, was: tensor if tensor is was else made.append(tensor))
                 if isinstance(x, _PLAIN) and x is not None:
                     path = f"{paths[part]}.{name}" if paths[part] else name
                     found.counted[path] = f"self.{path} ({was!r:.20} → {x!r:.20})"
         if vars_of(module) != parameters:
             raise UnsupportedError("forward sets a parameter; change it in place before the module is imported")
+        if giving_kept:
+            return made
         tensors, found.left_out = of_tensors(output)
         return tensors
 

@@ -14,7 +14,15 @@ from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
-from foreplan.frontend.torch.modes import alike, askers, constants_alike, has_one_form, in_mode, same_but_mode
+from foreplan.frontend.torch.modes import (
+    alike,
+    askers,
+    constants_alike,
+    has_one_form,
+    in_mode,
+    is_of_weights,
+    same_but_mode,
+)
 from foreplan.frontend.torch.transforms import transforms_traced
 from foreplan.frontend.torch.unchecked import numbers_unchecked
 from foreplan.frontend.torch.unseen import seen
@@ -70,7 +78,8 @@ def programs(
         if has_one_form(module, asked, training):
             return {True: training}, notes
         with in_mode(module, False):
-            inference, _ = _of_every_call(module, example, kwargs)
+            inference, more = _of_every_call(module, example, kwargs)
+        notes += [note for note in more if note not in notes]
     return ({True: training} if same_but_mode(training, inference) else {True: training, False: inference}), notes
 
 
@@ -129,18 +138,23 @@ def _of_every_call(
         changes.apply()
         with watched(module) as more:
             again = _exported(module, example, kwargs)
-        if not alike(program, again) or not constants_alike(program, again):
-            raise UnsupportedError(
-                f"forward of {type(module).__name__} computes with what it changed itself in the call before: "
-                f"{changes}. A graph has no such attributes: keep it as a tensor, self.register_buffer(name, tensor), "
-                "or set it outside of forward"
-            )
-        if more.counted:
-            notes.append(
-                f"forward changes {more}, which is Python's and not of the graph: whatever depends on it is as in the "
-                "first call"
-            )
-        return program, notes
+        if alike(program, again) and constants_alike(program, again):
+            if more.counted:
+                notes.append(
+                    f"forward changes {more}, which is Python's and not of the graph: whatever depends on it is as in "
+                    "the first call"
+                )
+            return program, notes
+    with kept(module), watched(module, giving_kept=True):
+        is_cache = not (more.after or changes.counted) and is_of_weights(_exported(module, example, kwargs), module)
+    if not is_cache:
+        raise UnsupportedError(
+            f"forward of {type(module).__name__} computes with what it changed itself in the call before: "
+            f"{changes}. A graph has no such attributes: keep it as a tensor, self.register_buffer(name, tensor), "
+            "or set it outside of forward"
+        )
+    notes.append(f"{changes}: forward keeps what it computes of weights; here each step computes it anew")
+    return program, notes
 
 
 def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -183,6 +183,30 @@ def alike(training: Any, inference: Any) -> bool:
     return len(ours) == len(theirs) and all(shown(a) == shown(b) for a, b in zip(ours, theirs))
 
 
+def is_of_weights(program: Any, module: torch.nn.Module) -> bool:
+    """Whether a program computes of a module's own tensors alone, and of none that a step changes. In evaluation mode
+    no step changes parameters.
+    """
+    import torch
+    from torch.export.graph_signature import InputKind
+
+    least = InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR
+    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+    written, pending, seen = writes(program.graph), [program.graph.output_node()], set[torch.fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        pending += node.all_input_nodes
+        kind = kinds.get(node.name) if node.op == "placeholder" else None
+        if node.op == "placeholder" and (kind not in least or (kind is InputKind.PARAMETER and module.training)):
+            return False
+        if node in written or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return False
+    return True
+
+
 def _is_default(argument: Any, given: Any) -> bool:
     """Whether an op is told no more of an argument than if it were left out."""
     plain = isinstance(given, bool | int | float | str | type(None))
