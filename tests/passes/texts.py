@@ -1,0 +1,190 @@
+"""Tests of passes as texts: a graph before a pass, and the graph after it.
+
+    # What the case shows.
+    : name=value                     the pass's options, if it has any
+    graph %g ...                     before
+    becomes
+    graph %g ...                     after; or `stays` in the place of both, if the pass gives back the very same graph
+
+A file `tests/passes/PASS/*.txt` has one case or several, each beginning with a line `#`. `test_texts.py` holds every
+case against the pass, and both graphs against each other: they compute the same. `python -m tests.passes.texts [PASS ...]`
+writes the graphs after the passes anew; read what has changed in them.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from foreplan import passes
+from foreplan.graph import DType, Graph, Kind, Value, parse_graph
+from foreplan.lower.targets import target_named
+from foreplan.passes.delay_reshapes import delay_reshapes
+from foreplan.passes.hoist_sums import hoist_sums
+from foreplan.passes.join_maps import join_maps
+from foreplan.passes.loops import trim_loops, write_out_loops
+from tests.ops.check import evaluate
+
+FOLDER = Path(__file__).parent
+STAYS = "stays"
+BECOMES = "becomes"
+
+
+def _fusing(fuse: Callable[..., Graph]) -> Callable[..., Graph]:
+    """A pass that asks a target which ops it has kernels for; without a target all are there."""
+
+    def run(graph: Graph, target: str = "") -> Graph:
+        return fuse(graph, target_named(target).fuses if target else lambda op, inputs, outputs: True)
+
+    return run
+
+
+PASSES: dict[str, Callable[..., Graph]] = {
+    "accumulate": passes.accumulate,
+    "delay_reshapes": delay_reshapes,
+    "fold_constants": passes.fold_constants,
+    "fold_transposes": passes.fold_transposes,
+    "fuse_attention": passes.fuse_attention,
+    "fuse_conv_maps": _fusing(passes.fuse_conv_maps),
+    "fuse_maps": passes.fuse_maps,
+    "fuse_matmul_maps": _fusing(passes.fuse_matmul_maps),
+    "fuse_norm_masks": _fusing(passes.fuse_norm_masks),
+    "group_updates": _fusing(passes.group_updates),
+    "hoist_sums": hoist_sums,
+    "join_maps": join_maps,
+    "pack_attention": passes.pack_attention,
+    "pack_masks": passes.pack_masks,
+    "push_slices": passes.push_slices,
+    "share_common": passes.share_common,
+    "split_concats": passes.split_concats,
+    "trim_loops": trim_loops,
+    "wide_gradients": passes.wide_gradients,
+    "wide_maps": passes.wide_maps,
+    "write_out_loops": write_out_loops,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of a text.
+
+    Attributes:
+        title: what it shows, without the signs in front.
+        options: of the pass, as text.
+        before, after: graphs as text; the second is empty where the pass gives back the very same graph.
+    """
+
+    title: str
+    options: str
+    before: str
+    after: str
+
+    def as_text(self) -> str:
+        options = f": {self.options}\n" if self.options else ""
+        end = f"{BECOMES}\n{self.after}" if self.after else f"{STAYS}\n"
+        return "".join(f"# {line}\n" for line in self.title.splitlines()) + options + self.before + end
+
+    def run(self, name: str) -> tuple[Graph, Graph]:
+        """The graphs before and behind the pass of a name."""
+        graph = parse_graph(self.before)
+        call = ast.parse(f"f({self.options})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return graph, PASSES[name](graph, **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+
+
+def cases_of(file: Path) -> list[Case]:
+    """The cases of a file, in order."""
+    cases: list[Case] = []
+    title, options, graphs, ends = [], "", [""], False
+    for line in [*file.read_text().splitlines(), "#"]:
+        if line.startswith("#") and ends:
+            cases.append(Case("\n".join(title), options, graphs[0], "".join(graphs[1:])))
+            title, options, graphs, ends = [], "", [""], False
+        if line.startswith("#"):
+            title.append(line[1:].strip())
+        elif line.startswith(":"):
+            options = line[1:].strip()
+        elif line in (BECOMES, STAYS):
+            ends = True
+            graphs.append("")
+        elif line:
+            graphs[-1] += line + "\n"
+    assert cases, f"{file}: no case"
+    return cases
+
+
+def files(*names: str) -> list[Path]:
+    """The texts of some passes, or of all."""
+    return sorted(file for file in FOLDER.glob("*/*.txt") if not names or file.parent.name in names)
+
+
+def drawn(values: tuple[Value, ...], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Content for values: floating-point numbers positive for what is stored, small whole numbers, booleans of which
+    the first of each row is set.
+    """
+    found = {}
+    for value in values:
+        if value.kind is Kind.CONSTANT:
+            continue
+        if value.dtype.is_float:
+            array = rng.uniform(0.5, 1, value.shape) if value.kind.is_stored else rng.standard_normal(value.shape)
+        else:
+            array = rng.integers(0, 2, value.shape)
+            array[..., :1] = 1 if value.dtype.name == "bool" else array[..., :1]
+        found[value.name] = np.asarray(array).astype(value.dtype.numpy)
+    return found
+
+
+def hold_same(before: Graph, after: Graph, rng: np.random.Generator) -> None:
+    """Check that two graphs give the same outputs, loss, gradients and updates, up to the rounding of their types; and
+    where they have a loss and no gradients yet, that these are the same as well.
+    """
+    assert {value.name: value.type for value in before.inputs} == {value.name: value.type for value in after.inputs}
+    inputs, stored = drawn(before.inputs, rng), drawn(before.stored, rng)
+    pairs = [(before, after)]
+    if before.loss is not None and before.parameters and not before.gradients:
+        pairs.append((passes.differentiate(before), passes.differentiate(after)))
+    for old, new in pairs:
+        results = evaluate(old, inputs, stored, hard=False), evaluate(new, inputs, stored, hard=False)
+        tolerance = 512 * max(_epsilon(value.dtype) for graph in (old, new) for value in graph.values())
+        for (name, x), (other, y) in zip(named(old).items(), named(new).items(), strict=True):
+            assert name == other and x.type == y.type, (name, other)
+            a, b = (found[value].astype(np.float64) for found, value in zip(results, (x, y)))
+            scale = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+            np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+
+
+def named(graph: Graph) -> Mapping[str, Value]:
+    """The results of a graph, by what they are."""
+    found = {f"output {name}": value for name, value in sorted(graph.outputs.items())}
+    found |= {f"gradient {name}": value for name, value in sorted(graph.gradients.items())}
+    found |= {f"update {old.name}": new for old, new in sorted(graph.updates.items(), key=lambda pair: pair[0].name)}
+    return found | ({} if graph.loss is None else {"loss": graph.loss})
+
+
+def _epsilon(dtype: DType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).eps) if dtype.is_float else 0.0
+
+
+def main(names: list[str]) -> None:
+    """Write the graphs behind passes anew."""
+    for file in files(*names):
+        made: list[Any] = []
+        for case in cases_of(file):
+            before, after = case.run(file.parent.name)
+            made.append(Case(case.title, case.options, case.before, "" if after is before else after.as_text()))
+        text = "\n".join(case.as_text() for case in made)
+        if text != file.read_text():
+            file.write_text(text)
+            print(f"{file.relative_to(FOLDER)}: written anew; read what has changed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
