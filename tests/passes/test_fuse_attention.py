@@ -25,6 +25,7 @@ def test_a_query_that_reads_no_key_gives_zeros() -> None:
     inputs = {value.name: np.random.default_rng(0).standard_normal(value.shape) for value in graph.inputs}
     inputs["c"] = inputs["c"] > 0
     inputs["c"][1, 0, 2] = False
+    pair = graph, fuse_attention(graph, least=0)
     results = [
         evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in (graph, fuse_attention(graph, least=0))
     ]
@@ -42,7 +43,7 @@ def test_a_mask_far_behind_in_the_model() -> None:
     ]
     first = "%r0: float64[2,1,1,6] = reshape(shape=(2, 1, 1, 6)) [%m] as %r0\n"
     plain = CASES["Padding is taken from scores, as BERT does it."]
-    head, mask, rest = plain.partition("%a: ")
+    head, _, rest = plain.partition("%a: ")
     graph = parse_graph(head + first + "".join(lines) + "%s: " + rest.partition("%s: ")[2].replace("%b]", "%r64]"))
     (node,) = ops(fuse_attention(graph, least=0))
     assert node.inputs[3].shape == (2, 1, 1, 6)
