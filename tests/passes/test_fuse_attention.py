@@ -26,9 +26,7 @@ def test_a_query_that_reads_no_key_gives_zeros() -> None:
     inputs["c"] = inputs["c"] > 0
     inputs["c"][1, 0, 2] = False
     pair = graph, fuse_attention(graph, least=0)
-    results = [
-        evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in (graph, fuse_attention(graph, least=0))
-    ]
+    results = [evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in pair]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-12, atol=1e-14)
     assert not results[1][1, 2].any()
 

@@ -7,7 +7,7 @@
     graph %g ...                     after; or `stays` in the place of both, if the pass gives back the very same graph
 
 A file `tests/passes/PASS/*.txt` has one case or several, each beginning with a line `#`. `test_texts.py` holds every
-case against the pass, and both graphs against each other: they compute the same. `python -m tests.passes.texts [PASS ...]`
+case against the pass, and both graphs against each other: they compute the same. `python -m tests.passes.texts [PASS]`
 writes the graphs after the passes anew; read what has changed in them.
 """
 
