@@ -15,7 +15,7 @@ from typing import Any
 from pages import MIB, ROOT, change, put
 
 import foreplan as fp
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Curve, plan, plan_curve
 from foreplan.planner.effort import USUAL, WITHOUT, Effort
 

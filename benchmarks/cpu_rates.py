@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import date
 
-from foreplan import processor
+from foreplan.base import processor
 from foreplan.graph import DType, Op, TensorType, Window, as_dtype
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32

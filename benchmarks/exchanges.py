@@ -24,14 +24,14 @@ from pages import put
 from ranks import NETS
 
 import foreplan as fp
-from foreplan.calibrate_links import GLOO, MEMORY, alone, start
+from foreplan.base.units import format_bytes, format_seconds
+from foreplan.calibration.links import GLOO, MEMORY, alone, start
 from foreplan.lower import target_named
 from foreplan.lower.exchanges import Exchanges, cluster_from
 from foreplan.lower.links import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, nanoseconds
 from foreplan.ops.collective import Begin, Finish
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import World, current, using
-from foreplan.units import format_bytes, format_seconds
 
 HERE = Path(__file__).resolve()
 FILE = HERE.with_suffix(".json")

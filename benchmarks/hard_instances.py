@@ -27,9 +27,9 @@ from pathlib import Path
 import placement
 
 import foreplan as fp
+from foreplan.base.units import align_up
 from foreplan.planner import Plan, Problem, plan_curve
 from foreplan.planner.placement.layout import schedule
-from foreplan.units import align_up
 
 Piece = tuple[int, int, int, int]  # begin, end, bottom, top
 Choice = Callable[[random.Random, list[Piece]], int]

@@ -12,7 +12,7 @@ import sys
 import time
 
 import foreplan as fp
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Plan, plan, plan_curve
 from tests.planner.near_optimal import SHARES, Comparison, compare
 from tests.planner.training_graphs import GRAPHS, nothing_in_place

@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 import foreplan as fp
-from foreplan.compiled import Compiled
-from foreplan.units import parse_budget
+from foreplan.base.units import parse_budget
+from foreplan.compiler.compiled import Compiled
 from tests.foreplan.chains import chain
 
 MIB = 1 << 20

@@ -15,10 +15,10 @@ from typing import Any
 from pages import ROOT, put
 
 import foreplan as fp
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
+from foreplan.compiler.step_graphs import step_graphs
 from foreplan.options import Options
 from foreplan.passes import PASSES, Ran, list_without
-from foreplan.step_graphs import step_graphs
 
 RESULTS = ROOT / "benchmarks" / "results" / "passes.json"
 ZOO = (

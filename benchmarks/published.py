@@ -19,10 +19,10 @@ import click
 from pages import put
 
 import foreplan as fp
+from foreplan.base.units import format_bytes, format_seconds
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 from foreplan.models.llama import EPSILON, INIT, block, frequencies
-from foreplan.units import format_bytes, format_seconds
 
 FILE = Path(__file__).resolve().with_suffix(".json")
 PAGE = "docs/published-memory.md"

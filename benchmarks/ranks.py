@@ -27,11 +27,11 @@ import numpy as np
 from pages import put
 
 import foreplan as fp
+from foreplan.base.units import format_bytes, format_count, format_seconds
+from foreplan.compiler.staged import Staged
 from foreplan.options import Options
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import World, current, using
-from foreplan.staged import Staged
-from foreplan.units import format_bytes, format_count, format_seconds
 
 HERE = Path(__file__).resolve()
 FILE = HERE.with_suffix(".json")
@@ -263,7 +263,7 @@ def in_stages(cut: Cut, target: str) -> dict[str, Any]:
     )
     model = fp.models.build(SHAPES[cut.model] + ",batch=1")
     if cut.stages == 1:
-        figures = fp.api.compile_with(model, options).estimate()
+        figures = fp.compiler.api.compile_with(model, options).estimate()
         peaks, bubble = [figures["peak_bytes"]], 0.0
     else:
         figures = Staged.of(model, options).estimate()

@@ -84,7 +84,7 @@ def worker(model: str, train: bool, target: str, plan: str, load: bool) -> dict[
     if load:
         step = fp.load_plan(plan)
     else:
-        from foreplan import kept_plans
+        from foreplan.compiler import kept_plans
         from foreplan.frontend.losses import attach_loss
 
         kept_plans.in_use = False  # each process that compiles has to plan

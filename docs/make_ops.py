@@ -8,7 +8,7 @@ from pathlib import Path
 
 import foreplan.ops  # noqa: F401  (registers every op)
 from foreplan.graph import Op
-from foreplan.graph.op import registered_ops
+from foreplan.graph.registry import registered_ops
 
 PATH = Path(__file__).with_name("ops.md")
 

@@ -35,9 +35,9 @@ PAGES = {
         "`from foreplan import planner`. It needs numpy and llvmlite alone. See also "
         "[The planner in your own framework](../your-own-framework.md).",
     ),
-    "errors": ("foreplan.errors", "foreplan.errors", "Every error that is raised for a person to read."),
+    "errors": ("foreplan.errors", "foreplan.base.errors", "Every error that is raised for a person to read."),
 }
-SESSION = ("foreplan.compiled:Compiled", "foreplan.runtime.session:Session", "foreplan.runtime.result:Result")
+SESSION = ("foreplan.compiler.compiled:Compiled", "foreplan.runtime.session:Session", "foreplan.runtime.result:Result")
 SESSION += ("foreplan.graph:Graph", "foreplan.views.memory:Memory")
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|References):")
 WITH_METHODS = ("session", "planner")
@@ -67,7 +67,7 @@ def entries(page: str) -> Iterator[tuple[str, Any]]:
 def _belongs(found: Any, page: str) -> bool:
     """Whether a page shows this: errors have a page of their own, and so have modules that cannot be called."""
     if isinstance(found, type) and issubclass(found, Exception):
-        return page == "errors" and found.__module__ == "foreplan.errors"
+        return page == "errors" and found.__module__ == "foreplan.base.errors"
     return page != "errors" and (callable(found) or not isinstance(found, ModuleType))
 
 

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import foreplan as fp
-from foreplan.units import format_bytes, format_seconds
+from foreplan.base.units import format_bytes, format_seconds
 from foreplan.views.dot import write_dot
 
 OUT = Path("out")

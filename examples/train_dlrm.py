@@ -7,7 +7,7 @@ from data import Split, batches, patients
 from loop import fit
 
 import foreplan as fp
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 BATCH, EPOCHS = 65, 10
 STEPS = 7  # of an epoch: 455 patients to train on

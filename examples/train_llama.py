@@ -9,7 +9,7 @@ from data import batches, characters, unigram_perplexity
 from loop import fit
 
 import foreplan as fp
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 BATCH, LENGTH = 16, 64
 SIZES = {"seq": LENGTH, "layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "features": 320, "vocabulary": 128}

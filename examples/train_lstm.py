@@ -9,7 +9,7 @@ from data import batches, characters, unigram_perplexity
 from loop import fit
 
 import foreplan as fp
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 BATCH, LENGTH = 32, 24
 SIZES = {"seq": LENGTH, "layers": 1, "width": 160, "vocabulary": 128}

@@ -6,7 +6,7 @@ from data import batches, digits
 from loop import fit, recognised
 
 import foreplan as fp
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 BATCH, EPOCHS = 64, 12
 STEPS = 22  # of an epoch: 1,437 digits to train on

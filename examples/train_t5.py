@@ -7,7 +7,7 @@ from data import batches, characters
 from loop import fit
 
 import foreplan as fp
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 BATCH, LENGTH = 32, 64
 SPANS, CUT = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import (
+from foreplan.base.errors import (
     DoesNotFitError,
     ForeplanError,
     InputError,
@@ -34,34 +34,36 @@ from foreplan.version import VERSION
 
 if TYPE_CHECKING:
     from foreplan import models, planner
-    from foreplan.api import compile, differentiate, evaluation, inference, micro_batches, plan, verify
-    from foreplan.at_hand import eager_memory
-    from foreplan.compiled import Compiled, load_plan
+    from foreplan.compiler.api import compile, differentiate, evaluation, inference, micro_batches
+    from foreplan.compiler.at_hand import eager_memory
+    from foreplan.compiler.compiled import Compiled, load_plan
+    from foreplan.compiler.modules import from_torch
+    from foreplan.compiler.planning import plan
+    from foreplan.compiler.step_graphs import lower
     from foreplan.frontend import from_onnx, losses, metrics, nn, scan, spec, trace
     from foreplan.frontend.nn import custom_gradient, gradient, stop_gradient, straight_through
-    from foreplan.modules import from_torch
     from foreplan.passes import optimizer as optim
     from foreplan.passes.choose_trained import frozen
     from foreplan.passes.lora import lora
-    from foreplan.step_graphs import lower
+    from foreplan.planner.verify.verifier import verify
 
 __version__ = VERSION
 
 _HOME = {
-    "Compiled": "foreplan.compiled",
-    "compile": "foreplan.api",
-    "differentiate": "foreplan.api",
-    "eager_memory": "foreplan.at_hand",
-    "evaluation": "foreplan.api",
+    "Compiled": "foreplan.compiler.compiled",
+    "compile": "foreplan.compiler.api",
+    "differentiate": "foreplan.compiler.api",
+    "eager_memory": "foreplan.compiler.at_hand",
+    "evaluation": "foreplan.compiler.api",
     "frozen": "foreplan.passes.choose_trained",
-    "inference": "foreplan.api",
-    "load_plan": "foreplan.compiled",
+    "inference": "foreplan.compiler.api",
+    "load_plan": "foreplan.compiler.compiled",
     "lora": "foreplan.passes.lora",
-    "micro_batches": "foreplan.api",
-    "plan": "foreplan.api",
-    "verify": "foreplan.api",
+    "micro_batches": "foreplan.compiler.api",
+    "plan": "foreplan.compiler.planning",
+    "verify": "foreplan.planner",
     "from_onnx": "foreplan.frontend",
-    "from_torch": "foreplan.modules",
+    "from_torch": "foreplan.compiler.modules",
     "custom_gradient": "foreplan.frontend.nn",
     "gradient": "foreplan.frontend.nn",
     "stop_gradient": "foreplan.frontend.nn",
@@ -71,6 +73,7 @@ _HOME = {
     "trace": "foreplan.frontend",
 }
 _MODULES = {
+    "errors": "foreplan.base.errors",
     "losses": "foreplan.frontend.losses",
     "lower": "foreplan.lower",
     "metrics": "foreplan.frontend.metrics",

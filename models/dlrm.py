@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph, Normal, Uniform
 

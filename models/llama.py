@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from foreplan.arguments import number_in
-from foreplan.errors import UsageError
+from foreplan.base.arguments import number_in
+from foreplan.base.errors import UsageError
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph, Normal
 

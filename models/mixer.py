@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph, Normal, TruncatedNormal
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph, TruncatedNormal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreplan.arguments import instance
-from foreplan.errors import UsageError
+from foreplan.base.arguments import instance
+from foreplan.base.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.models.bert import bert_base
 from foreplan.models.chain import conv_chain

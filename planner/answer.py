@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from foreplan.errors import VerificationError
+from foreplan.base.errors import VerificationError
 from foreplan.planner.candidates import Lean, merge_candidates
 from foreplan.planner.costs import free_costs
 from foreplan.planner.order.dependences import dependences

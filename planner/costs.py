@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from numbers import Integral
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.problem import Action, Problem, Role

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from foreplan.arguments import REMAT, choice
-from foreplan.errors import DoesNotFitError
+from foreplan.base.arguments import REMAT, choice
+from foreplan.base.errors import DoesNotFitError
+from foreplan.base.units import format_bytes, parse_budget
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of, free_costs, totals
 from foreplan.planner.effort import USUAL, Effort
@@ -19,7 +20,6 @@ from foreplan.planner.recompute.candidate_front import choose_candidates
 from foreplan.planner.recompute.front import Base, Beside, Curve, free_cost, free_curve, whole_bytes, whole_curve
 from foreplan.planner.report import buffers
 from foreplan.planner.verify.wellformed import MOST, check_problem
-from foreplan.units import format_bytes, parse_budget
 
 
 def plan(

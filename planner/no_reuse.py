@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from foreplan.base.units import align_up
 from foreplan.planner.memory.alias_sets import AliasSets
 from foreplan.planner.placement.layout import Layout, assemble, schedule, stack_stored
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import ALIGNMENT, Problem
 from foreplan.planner.verify.verifier import verify
 from foreplan.planner.verify.wellformed import check_plan
-from foreplan.units import align_up
 
 
 def without_reuse(plan: Plan, problem: Problem) -> Plan:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreplan.base.units import format_bytes
 from foreplan.planner.problem import Problem
-from foreplan.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

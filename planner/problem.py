@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 
 ALIGNMENT = 64  # at least, of every workspace, every stored value and the height of a region
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
+from foreplan.base.units import align_up
 from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.plan import Buffer, Plan
 from foreplan.planner.problem import Category, Problem, Role
 from foreplan.planner.verify.wellformed import check_plan
-from foreplan.units import align_up
 
 
 def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError, UsageError
-from foreplan.files import write_atomically
+from foreplan.base.errors import SessionError, UsageError
+from foreplan.base.files import write_atomically
+from foreplan.base.untrusted import contents
 from foreplan.graph import Kind
 from foreplan.graph.adapter import Adapter, adapters_in, is_of_adapter
 from foreplan.lower.program import Program, Slot
@@ -29,7 +30,6 @@ from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.once import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
-from foreplan.untrusted import contents
 
 PREFIX = "base_model.model."
 _FLOATS = {"float16", "bfloat16", "float32", "float64"}  # each of which is read as another

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
 from foreplan.runtime.engine import Place

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from foreplan.arguments import names_in
+from foreplan.base.arguments import names_in
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.runtime.inputs import shape_of

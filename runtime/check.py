@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin, Finish
 from foreplan.planner import buffers

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError
-from foreplan.files import open_atomically
+from foreplan.base.errors import SessionError
+from foreplan.base.files import open_atomically
 from foreplan.graph import Kind
 from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program, Slot

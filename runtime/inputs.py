@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import InputError
+from foreplan.base.errors import InputError
 from foreplan.graph import DType
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot

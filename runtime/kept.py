@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreplan.arguments import choice, flag, path_of
-from foreplan.errors import SessionError
+from foreplan.base.arguments import choice, flag, path_of
+from foreplan.base.errors import SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.graph.adapter import AdapterZero
 from foreplan.graph.origin import ModuleOrigin

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
+from foreplan.base.units import align_up
 from foreplan.graph import Cost, Op
 from foreplan.lower.loop import Body, lower_body
 from foreplan.lower.program import ARENA, Call, Operand, Program
@@ -20,7 +21,6 @@ from foreplan.planner import plan, verify
 from foreplan.planner.plan import Plan, Step
 from foreplan.planner.records import plan_of, plan_records
 from foreplan.runtime.kernel import Run
-from foreplan.units import align_up
 
 PLANNED = "planned"  # the kernel's name
 BindCall = Callable[[Call, list[np.ndarray], list[np.ndarray], np.ndarray], Run]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foreplan.arguments import names_in, shown
-from foreplan.errors import SessionError, UsageError
+from foreplan.base.arguments import names_in, shown
+from foreplan.base.errors import SessionError, UsageError
+from foreplan.base.patterns import SEPARATORS, close_names, matches
+from foreplan.base.units import listed
 from foreplan.graph.origin import ModuleOrigin
-from foreplan.patterns import SEPARATORS, close_names, matches
 from foreplan.runtime.tensor_files import Entry, type_text
-from foreplan.units import listed
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 _COUNTER, _STATISTIC = "num_batches_tracked", "running_mean"  # PyTorch counts what foreplan has no use for

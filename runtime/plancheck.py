@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.lower.target import named

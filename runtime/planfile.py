@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.files import write_atomically
+from foreplan.base.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Sharded

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, PlanError
-from foreplan.files import confined
+from foreplan.base.errors import ForeplanError, PlanError
+from foreplan.base.files import confined
+from foreplan.base.untrusted import contents
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat, Member
-from foreplan.graph.op import parse_op
+from foreplan.graph.registry import parse_op
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import as_dtype, tensor_type
@@ -32,7 +33,6 @@ from foreplan.planner.records import each, integer, plan_of, string
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update
-from foreplan.untrusted import contents
 from foreplan.version import VERSION
 
 _KINDS = {

@@ -8,14 +8,14 @@ import platform
 from collections.abc import Mapping
 from functools import lru_cache
 
-from foreplan.calibration import Kind, Table, known
+from foreplan.base.calibration import Kind, Table, known
+from foreplan.base.outside import REST, Basis, Part
+from foreplan.base.units import align_up
 from foreplan.lower.outside import Use, returned_bytes
 from foreplan.lower.program import HOST, Program
 from foreplan.ops.expr.functions import FUNCTIONS
-from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.loop import calls_of_loops
-from foreplan.units import align_up
 
 _ALWAYS = (
     "interpreter_bytes",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreplan.patterns import scopes_of
+from foreplan.base.patterns import scopes_of
+from foreplan.base.units import format_seconds
 from foreplan.runtime.check import Timing
 from foreplan.runtime.engine import Peak
-from foreplan.units import format_seconds
 
 LEAST = 0.005  # of the time: kernels and modules below this share are one row
 DEEPEST = 3  # levels of modules that are listed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foreplan.errors import DoesNotFitError, SessionError
+from foreplan.base.errors import DoesNotFitError, SessionError
+from foreplan.base.units import align_up, format_bytes
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Sharded
 from foreplan.lower.program import ARENA, PARAMETERS, STATE, Operand, Program
 from foreplan.lower.targets import engine_info
 from foreplan.planner.plan import Plan
 from foreplan.runtime.engine import Memory
-from foreplan.units import align_up, format_bytes
 
 
 def shared(

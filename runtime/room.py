@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
+from foreplan.base.units import format_bytes
 from foreplan.planner.plan import Plan
-from foreplan.units import format_bytes
 
 _V1 = {
     "limit": "memory.limit_in_bytes",

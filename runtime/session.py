@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.arguments import MOST_THREADS, flag, instance, whole
-from foreplan.errors import InputError, SessionError
+from foreplan.base.arguments import MOST_THREADS, flag, instance, whole
+from foreplan.base.errors import InputError, SessionError
+from foreplan.base.units import format_bytes
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info
@@ -37,7 +38,6 @@ from foreplan.runtime.sizes import Sizes
 from foreplan.runtime.stored import Stored, absent_in
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
-from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
     pass

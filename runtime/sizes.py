@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from foreplan.arguments import flag
-from foreplan.errors import InputError, SessionError, UnsupportedError, UsageError
+from foreplan.base.arguments import flag
+from foreplan.base.errors import InputError, SessionError, UnsupportedError, UsageError
 from foreplan.lower.program import Program, Slot
 from foreplan.planner import Plan
 from foreplan.runtime.beside import Metrics, Programs

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.graph import Array, Fill, Initializer, Kind, Stored, TensorType
 from foreplan.graph.flat import Flat
 from foreplan.graph.init import RandomSeed

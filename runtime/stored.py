@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.graph.init import Missing, generator_for
 from foreplan.graph.shard import Sharded
 from foreplan.lower.program import Program, Slot

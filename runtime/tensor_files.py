@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.graph.init import BLOCK
 
 _INDEX = ".safetensors.index.json"

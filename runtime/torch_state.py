@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.arguments import shown
-from foreplan.errors import SessionError, UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import SessionError, UsageError
 
 if TYPE_CHECKING:
     import torch

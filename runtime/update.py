@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foreplan.errors import VerificationError
+from foreplan.base.errors import VerificationError
 from foreplan.lower.program import Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan

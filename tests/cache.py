@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foreplan.disk_cache import FOLDER, TAG
+from foreplan.base.disk_cache import FOLDER, TAG
 
 
 def kept_files(folder: Path) -> list[Path]:

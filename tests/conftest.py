@@ -14,7 +14,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 from threadpoolctl import threadpool_limits
 
-from foreplan import kept_plans
+from foreplan.compiler import kept_plans
 from foreplan.lower import targets
 from foreplan.planner.effort import USUAL
 from tests import processor_time

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.jit import machine
 from tests.profile import PROFILE, Profile
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.jit import machine
 from tests import processor_time
 

@@ -11,9 +11,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING
 
-from foreplan.errors import UsageError
-from foreplan.units import format_bytes
-from foreplan.untrusted import Allowance
+from foreplan.base.errors import UsageError
+from foreplan.base.units import format_bytes
+from foreplan.base.untrusted import Allowance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from foreplan.base.errors import UsageError
+from foreplan.base.units import format_bytes
 from foreplan.cli.compiling import compile_model, without_recomputation
 from foreplan.cli.options import echo, given, json_option, model_options, print_json, settings_from, working
-from foreplan.errors import UsageError
-from foreplan.units import format_bytes
 
 BAR = 40  # characters of the longest bar
 
@@ -29,7 +29,7 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
       foreplan pareto resnet50 --batch 32
       foreplan pareto model.onnx --optimizer adamw --json
     """
-    from foreplan.pareto import pareto as curve
+    from foreplan.fit.pareto import pareto as curve
 
     if written := given("budget", "remat"):
         raise UsageError(f"--{written[0]} makes no sense here: the curve has every budget; `estimate` takes one")

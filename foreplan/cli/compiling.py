@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from foreplan.base.errors import UsageError
 from foreplan.cli.model import model_with_options
 from foreplan.cli.options import DECIDED, given, is_plan_file, working
-from foreplan.errors import UsageError
 from foreplan.options import Options
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
     from foreplan.graph import Graph
 
 
@@ -31,7 +31,7 @@ def at_batch(settings: Settings, batch: int) -> Settings:
 
 def compile_at(model: str, settings: Settings, batch: int, step: Options) -> Compiled:
     """The step of MODEL with another batch, and with other options of a compiled step of it."""
-    from foreplan import api
+    from foreplan.compiler import api
 
     with working(f"compiling {model} at batch {batch:,}"):
         return api.compile_with(model_with_options(model, at_batch(settings, batch))[0], step)
@@ -39,7 +39,7 @@ def compile_at(model: str, settings: Settings, batch: int, step: Options) -> Com
 
 def compile_model(model: str, settings: Settings) -> Compiled:
     """Import or build the model that MODEL names, and compile its step."""
-    from foreplan import api
+    from foreplan.compiler import api
 
     with working(f"compiling {model}"):
         graph, step = model_with_options(model, settings)
@@ -55,7 +55,7 @@ def _made(model: str, settings: Settings, batch: int) -> Graph:
 
 def _batch(model: str, graph: Graph) -> int:
     """The batch of a model, which is split into micro-batches."""
-    from foreplan.fitting import batch_of
+    from foreplan.fit.fitting import batch_of
 
     found = batch_of(graph)
     if found is None:
@@ -69,7 +69,7 @@ def _batch(model: str, graph: Graph) -> int:
 def open_compiled(text: str, settings: Settings) -> Compiled:
     """The compiled step of a plan file, or of a model."""
     if is_plan_file(text):
-        from foreplan.compiled import load_plan
+        from foreplan.compiler.compiled import load_plan
 
         if written := given(*DECIDED):
             option = f"--{written[0].replace('_', '-')}"

@@ -8,8 +8,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from foreplan.base.errors import InputError, UsageError
 from foreplan.cli.array_file import ArrayFile, Header
-from foreplan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
     """
     import numpy as np
 
-    from foreplan.files import open_atomically
+    from foreplan.base.files import open_atomically
 
     with open_atomically(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():

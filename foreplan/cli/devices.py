@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import TargetError, UsageError
+from foreplan.base.files import check_writable, write_atomically
+from foreplan.base.units import format_bytes, format_count
 from foreplan.cli.options import echo, json_option, print_json, say, working
-from foreplan.errors import TargetError, UsageError
-from foreplan.files import check_writable, write_atomically
-from foreplan.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from foreplan.calibration import Calibration
+    from foreplan.base.calibration import Calibration
     from foreplan.runtime.cuda.device import Device
 
 
@@ -66,9 +66,9 @@ def _calibrate(as_json: bool) -> None:
     """What was measured of processes on this machine, of links between them, and on its card if it has one, written
     into the user's files.
     """
-    from foreplan import calibrate_links
-    from foreplan.calibrate_process import calibrate_process
-    from foreplan.calibration import own_calibrations, record, writable_file
+    from foreplan.base.calibration import own_calibrations, record, writable_file
+    from foreplan.calibration import links as calibrate_links
+    from foreplan.calibration.processes import calibrate_process
     from foreplan.lower.links import LINKS
     from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
     from foreplan.runtime.processes import PROCESSES, processes
@@ -113,7 +113,7 @@ def _recorded(found: Calibration, path: Path, libraries: Iterable[str]) -> dict[
 
 def _calibrated_card() -> tuple[Calibration | None, str]:
     """What was measured on the card in this machine; or None, and why there is none."""
-    from foreplan.calibrate import calibrate
+    from foreplan.calibration.cards import calibrate
     from foreplan.runtime.cuda.libraries import driver
     from foreplan.runtime.cuda.libraries.nvml import Nvml
 

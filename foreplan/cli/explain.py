@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.units import listed
 from foreplan.cli.compiling import at_batch, open_compiled
 from foreplan.cli.model import model_with_options
 from foreplan.cli.options import (
@@ -19,7 +20,6 @@ from foreplan.cli.options import (
     settings_from,
     working,
 )
-from foreplan.units import listed
 
 if TYPE_CHECKING:
     from foreplan.graph import Graph

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable
+from foreplan.base.units import format_bytes
 from foreplan.cli.model import model_with_options
 from foreplan.cli.options import (
     echo,
@@ -20,13 +23,10 @@ from foreplan.cli.options import (
     working,
 )
 from foreplan.cli.weights import load_weights, weights_options
-from foreplan.errors import UsageError
-from foreplan.files import check_writable
-from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
 
 
 @click.command(short_help="Write a model with its weights, or its training step, as an ONNX file.")
@@ -76,7 +76,7 @@ def _compiled(model: str, settings: Settings) -> Compiled:
     """A step with weights as `train` has them: quantised ones and narrow ones in float32, unless --narrow-weights says
     otherwise.
     """
-    from foreplan import api
+    from foreplan.compiler import api
     from foreplan.passes.master_weights import master_weights
     from foreplan.passes.quantised_weights import quantised_weights
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from foreplan.arguments import shown
+from foreplan.base.arguments import shown
+from foreplan.base.errors import ForeplanError, UsageError
 from foreplan.cli.options import is_file
-from foreplan.errors import ForeplanError, UsageError
 
 _FACTORY = re.compile(r"[^\W\d][\w./]*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _GIVES = "(module, example), (module, args, kwargs), an exported program or a graph"

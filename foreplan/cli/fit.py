@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import DoesNotFitError, UsageError
+from foreplan.base.units import format_bytes, in_common, parse_bytes
 from foreplan.cli.compiling import at_batch, compile_model, without_recomputation
 from foreplan.cli.fit_ranks import print_ranks, ranks_in, rows_of_ranks
 from foreplan.cli.options import echo, given, json_option, model_options_without, print_json, say, settings_from
-from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.units import format_bytes, in_common, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.trials import Trials
+    from foreplan.fit.trials import Trials
 
 
 @click.command(short_help="Find the largest batch that fits a memory, or every card.")
@@ -117,15 +117,14 @@ def _memory(text: str | None, settings: Settings) -> int:
 
 
 def _trials(model: str, settings: Settings, memory: int, share: float | None) -> Trials:
-    from foreplan.trials import Trials
+    from foreplan.fit.trials import Trials
 
     return Trials(lambda batch: compile_model(model, at_batch(settings, batch)), memory, share, say)
 
 
 def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
     """The batch that was found; 0: none was."""
-    from foreplan.fitting import counted_bytes
-    from foreplan.trials import MOST
+    from foreplan.fit.trials import MOST
 
     allowed = trials.memory
     if not batch:
@@ -154,7 +153,7 @@ def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
     what = "arena" if figures["device_bytes"] is None else "whole card"
     host = f"{format_bytes(figures['host_bytes'])} of host memory, " if figures["host_bytes"] else ""
     echo(
-        f"batch {batch}: {what} {in_common(counted_bytes(step), allowed)}, {host}"
+        f"batch {batch}: {what} {in_common(step.counted_bytes, allowed)}, {host}"
         f"{figures['extra_flops_ratio']:+.2%} flops, {figures['extra_seconds_ratio']:+.2%} predicted time"
     )
     if batch == MOST:

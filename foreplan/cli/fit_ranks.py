@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from foreplan.arguments import SHARDS
+from foreplan.base.arguments import SHARDS
+from foreplan.base.errors import UsageError
+from foreplan.base.units import format_bytes, in_common
 from foreplan.cli.options import echo, print_json, say
-from foreplan.errors import UsageError
-from foreplan.units import format_bytes, in_common
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.trials import Trials
+    from foreplan.fit.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ def rows_of_ranks(
         chosen: whether the settings say that; else all are tried.
         trials_of: what tries batches with some settings.
     """
-    from foreplan.fitting import counted_bytes
 
     first, tensor = settings.batch, settings.step.tensor
     for count in counts:
@@ -84,7 +83,7 @@ def rows_of_ranks(
             figures, first = step.estimate(), batch
             seconds, samples = figures["predicted_seconds"], batch * step.accumulate * count // tensor
             rate = samples / seconds if seconds else None
-            size = counted_bytes(step)
+            size = step.counted_bytes
             yield RanksRow(count, shard, trials.memory, batch, size, seconds, rate, figures["sent_bytes"], tensor)
 
 

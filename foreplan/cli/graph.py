@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable
+from foreplan.base.units import format_seconds
 from foreplan.cli.model import model_with_options
 from foreplan.cli.options import (
     echo,
@@ -18,9 +21,6 @@ from foreplan.cli.options import (
     say,
     settings_from,
 )
-from foreplan.errors import UsageError
-from foreplan.files import check_writable
-from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
     from foreplan.passes import Ran
@@ -57,7 +57,7 @@ def graph(
       foreplan graph resnet50 -o resnet50.dot
     """
     from foreplan import passes
-    from foreplan.step_graphs import step_graphs
+    from foreplan.compiler.step_graphs import step_graphs
 
     if is_plan_file(model):
         raise UsageError(f"{model!r} is a plan, which holds no graph: give the model instead")

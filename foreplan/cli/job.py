@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from foreplan.base.errors import TargetError, UsageError
 from foreplan.cli.array_file import ArrayFile
 from foreplan.cli.data import read_arrays, samples_in
 from foreplan.cli.options import Settings, echo, given, is_file, is_plan_file
-from foreplan.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
     from foreplan.lower import Program
     from foreplan.runtime.ranks import World
 

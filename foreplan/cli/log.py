@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, Protocol
 
-from foreplan.errors import UsageError
-from foreplan.files import check_writable, open_atomically
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable, open_atomically
 
 
 class Log(Protocol):

@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import click
 
+from foreplan.base.errors import DoesNotFitError, ForeplanError
 from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
 from foreplan.cli.job import OF_RANKS, end_job, rank_of_job, tell
 from foreplan.cli.options import print_json
-from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
 
 INTERRUPTED, PIPE_CLOSED, DOES_NOT_FIT = 130, 141, 3  # the first two as a shell reports SIGINT and SIGPIPE

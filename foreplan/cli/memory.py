@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import DoesNotFitError, PlanError, UsageError
+from foreplan.base.files import check_writable
+from foreplan.base.units import format_bytes, format_count, format_seconds, parse_bytes
 from foreplan.cli.compiling import compile_at, compile_model, open_compiled
 from foreplan.cli.factory import is_factory, made
 from foreplan.cli.options import (
@@ -22,17 +25,14 @@ from foreplan.cli.options import (
     settings_from,
     working,
 )
-from foreplan.errors import DoesNotFitError, PlanError, UsageError
-from foreplan.files import check_writable
 from foreplan.options import Options
-from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
-    from foreplan.compiled import Compiled
-    from foreplan.remedies import Remedy
-    from foreplan.verdict import Verdict
+    from foreplan.compiler.compiled import Compiled
+    from foreplan.fit.remedies import Remedy
     from foreplan.views.beside import Beside
+    from foreplan.views.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -97,7 +97,7 @@ def estimate(
     found = [] if verdict.fits is not False else _remedies(model, settings, compiled)
     beside = None if variant is None else _beside(model, settings, compiled, variant)
     if beside is not None and snapshot is not None:
-        from foreplan.files import write_atomically
+        from foreplan.base.files import write_atomically
         from foreplan.views.snapshot import eager_snapshot, snapshot_bytes
 
         write_atomically(snapshot, snapshot_bytes(eager_snapshot(beside.eager)))
@@ -143,8 +143,8 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
             f"--as pytorch runs the module on the example of {model!r}: let its function take batch=, and leave "
             "--shapes out"
         )
-    from foreplan.at_hand import eager_memory
     from foreplan.cli.model import loss_by_default
+    from foreplan.compiler.at_hand import eager_memory
     from foreplan.views.beside import Beside
 
     options = compiled.options
@@ -167,8 +167,8 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
 
 def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
     """What makes a step of a model fit its card; of a plan file nothing is known."""
-    from foreplan.fitting import batch_of
-    from foreplan.remedies import remedies
+    from foreplan.fit.fitting import batch_of
+    from foreplan.fit.remedies import remedies
 
     if compiled.model is None:
         return []
@@ -248,7 +248,7 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
     Example:
       foreplan verify resnet50.plan
     """
-    from foreplan.compiled import load_plan
+    from foreplan.compiler.compiled import load_plan
 
     try:
         compiled = load_plan(file, trust_code=trust_code, weights_folder=weights_folder)
@@ -317,7 +317,7 @@ def view(model: str, path: str | None, form: str | None, over: str | None, as_js
 
 def _plan_file(path: str, settings: Settings) -> Compiled:
     """The compiled step of the plan file that --over names."""
-    from foreplan.compiled import load_plan
+    from foreplan.compiler.compiled import load_plan
 
     if not is_plan_file(path):
         raise UsageError(
@@ -379,7 +379,7 @@ def place(table: str, capacity: str | None, path: str | None, effort: float, as_
       foreplan place buffers.csv -o placed.csv
       foreplan place buffers.csv --capacity 1048576 -o placed.csv
     """
-    from foreplan.files import write_atomically
+    from foreplan.base.files import write_atomically
     from foreplan.planner import place_intervals, read_intervals
     from foreplan.planner.placement.intervals import intervals_text
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from foreplan.base.errors import UnsupportedError, UsageError
 from foreplan.cli.factory import is_factory, made
 from foreplan.cli.optimizer import make_optimizer, make_rate
 from foreplan.cli.options import is_file
-from foreplan.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
@@ -54,7 +54,8 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
     """The model that MODEL names, in inference form and with its adapters, and the loss that it is trained with by
     default.
     """
-    from foreplan import api, models
+    from foreplan import models
+    from foreplan.compiler import api
 
     if model.endswith(".pt2") or is_factory(model):
         graph = _of_torch(model, settings)
@@ -80,7 +81,7 @@ def loss_by_default(graph: Graph) -> str:
 
 def _of_torch(model: str, settings: Settings) -> Graph:
     """The graph of an exported program, or of what a function makes, in the shapes that are asked for."""
-    from foreplan.modules import from_torch
+    from foreplan.compiler.modules import from_torch
 
     if settings.values:
         raise UsageError(

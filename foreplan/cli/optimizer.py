@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import choice
-from foreplan.errors import UsageError
+from foreplan.base.arguments import choice
+from foreplan.base.errors import UsageError
 
 if TYPE_CHECKING:
     from foreplan.passes.optimizer import Optimizer, Schedule

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from foreplan import once, option_checks
+from foreplan.base import once
+from foreplan.base.errors import UsageError
 from foreplan.cli.data import read_array
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES
-from foreplan.errors import UsageError
-from foreplan.option_fields import Said, said_of
 from foreplan.options import USUAL, Options
+from foreplan.options import checks as option_checks
+from foreplan.options.fields import Said, said_of
 
 if TYPE_CHECKING:
     import rich.console

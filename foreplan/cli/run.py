@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable, write_atomically
+from foreplan.base.units import format_bytes, format_seconds
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
 from foreplan.cli.job import agree_on_options, facts_of, rank_of_job
@@ -32,17 +35,14 @@ from foreplan.cli.options import (
     working,
 )
 from foreplan.cli.weights import load_weights, weights_options
-from foreplan.errors import UsageError
-from foreplan.files import check_writable, write_atomically
 from foreplan.options import Options
-from foreplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.cli.array_file import ArrayFile
     from foreplan.cli.data import Arrays
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
     from foreplan.runtime.session import Session
 
 

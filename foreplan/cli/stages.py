@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from foreplan.base.errors import InputError
+from foreplan.base.units import format_bytes, format_count, format_seconds
 from foreplan.cli.array_file import ArrayFile
 from foreplan.cli.data import samples_in
 from foreplan.cli.model import model_with_options
 from foreplan.cli.options import echo, print_json, say, working
-from foreplan.errors import InputError
-from foreplan.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
@@ -23,7 +23,7 @@ _WITHIN, _BUSY = "within", "busy"  # what a rank sends within its stage, where t
 
 def estimate_stages(model: str, settings: Settings, as_json: bool) -> bool:
     """Print what the stages of a model take; whether each fits its card, where that is known."""
-    from foreplan.staged import Staged
+    from foreplan.compiler.staged import Staged
 
     with working(f"compiling {model} in {settings.step.stages} stages"):
         staged = Staged.of(*model_with_options(model, settings))

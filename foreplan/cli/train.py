@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable
+from foreplan.base.units import format_seconds
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.job import agree_on_options, check_ranks, read_alike, samples_alike, share_of, with_ranks
 from foreplan.cli.log import open_logs
@@ -28,9 +31,6 @@ from foreplan.cli.stages import samples_of_stages
 from foreplan.cli.training import Run, Saving, Training
 from foreplan.cli.validation import Validation, validation_of
 from foreplan.cli.weights import load_weights, weights_options
-from foreplan.errors import UsageError
-from foreplan.files import check_writable
-from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from foreplan.base.errors import ForeplanError
+from foreplan.base.units import format_seconds
 from foreplan.cli.data import Arrays, epoch, interruptible
 from foreplan.cli.log import Log
 from foreplan.cli.options import console, echo, working
 from foreplan.cli.validation import Validation
-from foreplan.errors import ForeplanError
-from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.cli.job import Share
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
     from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 

@@ -7,16 +7,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from foreplan.base.errors import ModelError, ShapeError, UsageError
 from foreplan.cli.data import Arrays
 from foreplan.cli.job import Share, read_alike, samples_alike
 from foreplan.cli.model import model_graph
 from foreplan.cli.options import Settings, is_plan_file
 from foreplan.cli.stages import samples_of_stages
-from foreplan.errors import ModelError, ShapeError, UsageError
 from foreplan.options import Options
 
 if TYPE_CHECKING:
-    from foreplan.compiled import Compiled
+    from foreplan.compiler.compiled import Compiled
     from foreplan.runtime.ranks import World
     from foreplan.runtime.session import Session
 
@@ -126,7 +126,7 @@ def validation_of(
 
 
 def _compiled(model: str, settings: Settings, training: Session, metrics: Sequence[str]) -> Compiled:
-    from foreplan import api
+    from foreplan.compiler import api
 
     graph, loss = model_graph(model, settings)
     step = settings.step

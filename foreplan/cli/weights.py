@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from foreplan.base.errors import UsageError
 from foreplan.cli.options import echo, given
-from foreplan.errors import UsageError
 
 if TYPE_CHECKING:
     from foreplan.runtime.session import Session

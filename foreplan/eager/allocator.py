@@ -10,8 +10,8 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from foreplan.base.units import align_up
 from foreplan.eager.storage import Memory
-from foreplan.units import align_up
 
 ROUND = 512  # bytes: the size of a block is a multiple
 SMALL = 1 << 20  # bytes: larger blocks come from the pool of large segments

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from foreplan.base.errors import ForeplanError
 from foreplan.eager.autograd import Tape
 from foreplan.eager.rules import losses, shape
 from foreplan.eager.storage import Tensor
-from foreplan.errors import ForeplanError
 from foreplan.frontend.losses import Loss, attach_loss
 from foreplan.frontend.losses.classes import CrossEntropy, NegativeLogLikelihood
 from foreplan.frontend.losses.elements import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from foreplan.frontend.losses.results import Mean, Sum
 from foreplan.graph import Graph, Node
-from foreplan.graph.walk import live_nodes
+from foreplan.graph.ir import live_nodes
 
 LossRule = Callable[[Tape, Any, Tensor, Tensor | None], Tensor]
 

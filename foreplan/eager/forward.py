@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from foreplan.base.errors import UnsupportedError
 from foreplan.eager import expressions
 from foreplan.eager.autograd import Recomputed, Tape
 from foreplan.eager.modules import SUM, Group, Module, is_linear, is_map, text_of
 from foreplan.eager.rules import attention, contraction, elementwise, layers, losses, shape
 from foreplan.eager.storage import Tensor
-from foreplan.errors import UnsupportedError
 from foreplan.graph import Kind, Node, Value
 
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import close_names, matching_scope, scopes_of
 from foreplan.eager import expressions
-from foreplan.errors import UsageError
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops import expr as ex
 from foreplan.ops.expr import Arg, Expr
-from foreplan.patterns import close_names, matching_scope, scopes_of
 
 SUM = "(a0 + a1)"
 _AFFINE = "((a0 * a1) + a2)"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from foreplan.base.errors import UsageError
 from foreplan.eager.autograd import Tape
 from foreplan.eager.storage import Tensor, Use
-from foreplan.errors import UsageError
 from foreplan.graph.types import FLOAT32
 
 Step = Callable[[Tape, Tensor, "Rule", dict[str, Tensor]], None]

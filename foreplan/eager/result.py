@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from foreplan.base.units import format_bytes
 from foreplan.eager.allocator import Replayed, replayed
 from foreplan.eager.storage import Block, Memory, Use
 from foreplan.eager.variant import Variant
-from foreplan.units import format_bytes
 
 _TITLES = {
     "inputs": "after the inputs",

@@ -21,8 +21,8 @@ from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
+from foreplan.graph.ir import live_nodes
 from foreplan.graph.types import DTYPES, INT64, DType, Shape
-from foreplan.graph.walk import live_nodes
 
 ITERATIONS = 3
 TRACKED = ".num_batches_tracked"

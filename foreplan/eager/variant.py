@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from foreplan.arguments import choice, names_in
-from foreplan.errors import UsageError
-from foreplan.units import parse_bytes
+from foreplan.base.arguments import choice, names_in
+from foreplan.base.errors import UsageError
+from foreplan.base.units import parse_bytes
 
 FRAMEWORKS = ("pytorch", "ddp", "fsdp2")
 FREE = "free"  # without a limit

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from foreplan.base.units import format_bytes
 from foreplan.graph import TensorType
 from foreplan.ops.conv.common import ConvOp
-from foreplan.units import format_bytes
 
 
 class Library(Protocol):

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.export.metadata import Facts, add_metadata
 from foreplan.graph import Graph, Value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.export.emitter import Emitter
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT32

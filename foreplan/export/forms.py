@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.export.graph import onnx_graph
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.names import Names

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ForeplanError, UnsupportedError
+from foreplan.base.errors import ForeplanError, UnsupportedError
 from foreplan.export.emitter import Emitter
 from foreplan.export.ops import translation_of
 from foreplan.frontend.onnx.tensors import ONNX_DTYPES
 from foreplan.graph import Graph, Node, Op, TensorType, Value
+from foreplan.graph.ir import live_nodes
 from foreplan.graph.op import Types, Windows
-from foreplan.graph.walk import live_nodes
 from foreplan.ops.random import Random
 from foreplan.passes.decompose import decompose
 from foreplan.version import VERSION

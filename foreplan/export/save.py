@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreplan.errors import UsageError
-from foreplan.files import check_writable, open_atomically
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable, open_atomically
 from foreplan.frontend.onnx.origin import without
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.frontend.onnx.wire import encode

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
+from foreplan.base.units import listed
 from foreplan.export.save import Contents
 from foreplan.frontend.onnx.nested import graph_at
 from foreplan.frontend.onnx.origin import OTHERWISE, Origin
@@ -16,7 +17,6 @@ from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import DType, Graph, Kind, Value, as_dtype
 from foreplan.graph.init import generator_for
 from foreplan.passes.quantised_weights import schemes
-from foreplan.units import listed
 
 if TYPE_CHECKING:
     import onnx

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.frontend.metrics import named
 from foreplan.graph import Graph

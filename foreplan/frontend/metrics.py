@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.arguments import choice, whole
+from foreplan.base.arguments import choice, whole
 from foreplan.frontend import nn
 from foreplan.frontend.losses.classes import OfClasses
 from foreplan.frontend.losses.final import before_sigmoid

@@ -1,11 +1,13 @@
 """The typed static SSA graph of a model or of a whole training step."""
 
-from foreplan.graph.build import Builder
+from foreplan.graph.build import GraphBuilder
 from foreplan.graph.init import Array, Fill, Initializer, Missing, Normal, RandomSeed, Stored, TruncatedNormal, Uniform
-from foreplan.graph.ir import Graph, Kind, Node, Value
-from foreplan.graph.op import Cost, Op, View, op_named, register
+from foreplan.graph.ir import Graph
+from foreplan.graph.op import Builder, Cost, Node, Op, View
+from foreplan.graph.registry import op_named, register
 from foreplan.graph.text import parse_graph
 from foreplan.graph.types import DType, TensorType, Window, as_dtype
+from foreplan.graph.value import Kind, Value
 
 __all__ = [
     "Array",
@@ -14,6 +16,7 @@ __all__ = [
     "DType",
     "Fill",
     "Graph",
+    "GraphBuilder",
     "Initializer",
     "Kind",
     "Missing",

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 
 _TAG = re.compile(r"([A-Za-z]+?)((?:\d+[a-z])*)")
 _INNER = re.compile(r"(\d+)([a-z])")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph.init import Fill, Initializer
 from foreplan.graph.shard import Sharded
 from foreplan.graph.types import DType, TensorType
-from foreplan.units import align_up
 
 ALIGNMENT = 64  # bytes: where each tensor begins in the row, and how long a rank's part is
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.graph.types import TensorType
 
 BLOCK = 1 << 20  # bytes that are drawn or read at a time: nothing as large as the content lies beside it

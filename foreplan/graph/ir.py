@@ -1,103 +1,22 @@
-"""Values, nodes and graphs: frozen, in SSA form, every shape static."""
+"""Graphs: frozen, in SSA form; and their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import UsageError
-from foreplan.graph.init import Initializer
-from foreplan.graph.types import DType, Shape, TensorType
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import close_names, scopes_of
+from foreplan.graph.digraph import to_networkx
+from foreplan.graph.op import Node
+from foreplan.graph.printed import printed
+from foreplan.graph.value import Kind, Value
 
 if TYPE_CHECKING:
     import networkx
-
-    from foreplan.graph.op import Op
-
-
-class Kind(StrEnum):
-    """What a value is to the person who made the model."""
-
-    INPUT = "input"  # given anew each step
-    PARAMETER = "parameter"  # trained
-    FROZEN = "frozen"  # a weight that training leaves as it is
-    BUFFER = "buffer"  # kept by the model but not trained: running statistics
-    STATE = "state"  # kept by the training step: momentum, step count, random seed
-    ACCUMULATOR = "accumulator"  # a sum over the micro-batches of a step: zero before its first and after its last
-    CONSTANT = "constant"  # never changes
-    ACTIVATION = "activation"  # computed in the forward pass
-    GRADIENT = "gradient"  # computed in the backward pass
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether a value of this kind keeps its bytes from one step to the next."""
-        return self in _STORED
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether such a value is in every checkpoint: it is the model's own, or what training has come to."""
-        return self in _KEPT
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether no step changes a stored value of this kind."""
-        return self in (Kind.CONSTANT, Kind.FROZEN)
-
-
-_KEPT = frozenset({Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER, Kind.STATE})
-_STORED = _KEPT | {Kind.ACCUMULATOR, Kind.CONSTANT}
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Value:
-    """One tensor in SSA form, known by identity; `name` is unique within its graph.
-
-    Attributes:
-        init: the first content of a stored value; the default of an input that may be left out.
-        why: for people, why a weight is trained, or is not; empty where the model itself says so.
-    """
-
-    name: str
-    type: TensorType
-    kind: Kind = Kind.ACTIVATION
-    init: Initializer | None = None
-    why: str = ""
-
-    @property
-    def shape(self) -> Shape:
-        """Extent along each axis."""
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Element type."""
-        return self.type.dtype
-
-    def __repr__(self) -> str:
-        return f"%{self.name}: {self.type}"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Node:
-    """One application of an op.
-
-    Attributes:
-        name: unique within the graph; an imported model's own node name where it has one.
-        source: where a person finds it: `model.onnx: node 'conv1'` or `train.py:12`.
-    """
-
-    op: Op
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    name: str
-    source: str = ""
-
-    def __repr__(self) -> str:
-        left = ", ".join(map(repr, self.outputs))
-        return f"{left} = {self.op}({', '.join('%' + value.name for value in self.inputs)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +101,8 @@ class Graph:
         Raises:
             UsageError: a name means nothing, or several values; says what comes close.
         """
-        from foreplan.graph.cut import until
-
-        return until(self, names)
+        found = named_values(self, names)
+        return _part(self, self.nodes, self.inputs, found)
 
     def since(self, *names: str) -> Graph:
         """The part of a model that follows some values, which become its first inputs: a head without its backbone.
@@ -198,9 +116,27 @@ class Graph:
         Raises:
             UsageError: a name means nothing, or several values, or no output depends on it.
         """
-        from foreplan.graph.cut import since
-
-        return since(self, names)
+        cut = list(named_values(self, names).values())
+        given = {value: dataclasses.replace(value, kind=Kind.INPUT, init=None) for value in cut}
+        for value in cut:
+            if value in self.producer and len(self.producer[value].outputs) > 1:
+                made = self.producer[value].name
+                raise UsageError(
+                    f"{value.name!r} is one of several results of {made!r}: name a value that follows from it"
+                )
+        nodes = [node for node in self.nodes if given.keys().isdisjoint(node.outputs)]
+        reached: set[Value] = set(cut)
+        for node in nodes:
+            if not reached.isdisjoint(node.inputs):
+                reached.update(node.outputs)
+        moved = [dataclasses.replace(n, inputs=tuple(given.get(v, v) for v in n.inputs)) for n in nodes]
+        outputs = {name: given.get(value, value) for name, value in self.outputs.items() if value in reached}
+        inputs = (*given.values(), *(value for value in self.inputs if value not in given))
+        part = _part(self, moved, inputs, outputs)
+        for name, value in zip(names, given.values()):
+            if value not in part.inputs:
+                raise UsageError(f"no output of graph {self.name!r} depends on {name!r}, or on it and the others named")
+        return part
 
     def __call__(self, *inputs: Any, name: str = "", **named: Any) -> Any:
         """The model's outputs for tensors of a function that is being traced: a model is a layer of larger ones.
@@ -231,9 +167,10 @@ class Graph:
 
     def as_text(self) -> str:
         """The graph as text that people read and `parse_graph` reads back."""
-        from foreplan.graph.text import print_graph
-
-        return print_graph(self)
+        return printed(
+            self.name, (*self.inputs, *self.stored), self.nodes, self.loss,
+            {"output": self.outputs, "gradient": self.gradients}, self.updates, self.notes,
+        )  # fmt: skip
 
     def to_networkx(self) -> networkx.DiGraph:
         """A DiGraph whose nodes are Values and Nodes and whose edges follow the data.
@@ -241,12 +178,77 @@ class Graph:
         Raises:
             UsageError: networkx is not installed.
         """
-        from foreplan.graph.walk import to_networkx
-
-        return to_networkx(self)
+        return to_networkx(self.name, self.values(), self.nodes)
 
     def __str__(self) -> str:
         return self.as_text()
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.stored)} stored values>"
+
+
+def live_nodes(graph: Graph, results: Iterable[Value]) -> tuple[Node, ...]:
+    """The nodes that the results depend on, in order."""
+    needed = set(results)
+    kept = []
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    return tuple(reversed(kept))
+
+
+def named_values(graph: Graph, names: Sequence[str]) -> dict[str, Value]:
+    """The value that each name means: an output of the graph, any value, the one result of a node, or the one value
+    that a part of the model gives to what follows.
+
+    Raises:
+        UsageError: there are no names, or a name means no value, or several.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"a model is cut at names of values, such as {', '.join(map(repr, graph.outputs))}")
+    values = {value.name: value for value in graph.values()}
+    nodes = {node.name: node for node in graph.nodes}
+    found = {}
+    for name in names:
+        value = graph.outputs.get(name) or values.get(name)
+        found[name] = _only_result(graph, name, nodes) if value is None else value
+    return found
+
+
+def _only_result(graph: Graph, name: str, nodes: Mapping[str, Node]) -> Value:
+    """What a node, or a part of the model, gives to the rest."""
+    inside = [nodes[name]] if name in nodes else [n for n in graph.nodes if name.lstrip("/") in scopes_of(n.name)]
+    results = set(graph.outputs.values())
+    own = set(inside)
+    given = [
+        value
+        for node in inside
+        for value in node.outputs
+        if value in results or any(reader not in own for reader in graph.readers[value])
+    ]
+    if len(given) == 1:
+        return given[0]
+    if given:
+        listed = ", ".join(repr(value.name) for value in given[:5])
+        raise UsageError(
+            f"graph {graph.name!r}: {name!r} gives {len(given)} values to what follows, {listed}: name one"
+        )
+    names = [*graph.outputs, *(v.name for v in graph.values()), *nodes]
+    raise UsageError(f"graph {graph.name!r} has no value {name!r}; there are {close_names(name, names)}")
+
+
+def _part(graph: Graph, nodes: Sequence[Node], inputs: Iterable[Value], outputs: Mapping[str, Value]) -> Graph:
+    """The outputs and what they need of these nodes, inputs and stored values, with the updates of a random state."""
+    whole = dataclasses.replace(graph, nodes=tuple(nodes), outputs=dict(outputs), loss=None, gradients={})
+    read = {value for node in live_nodes(whole, outputs.values()) for value in node.inputs} | set(outputs.values())
+    updates = {old: new for old, new in graph.updates.items() if old in read and graph.loss is None}
+    live = live_nodes(whole, (*outputs.values(), *updates.values()))
+    read.update(value for node in live for value in node.inputs)
+    return dataclasses.replace(
+        whole,
+        inputs=tuple(value for value in inputs if value in read),
+        stored=tuple(value for value in graph.stored if value in read),
+        nodes=live,
+        updates=updates,
+    )

@@ -1,21 +1,20 @@
-"""What an op must state, in one place; a frozen dataclass an op, its fields the op's typed attributes."""
+"""What an op must state, in one place, a frozen dataclass an op; nodes, which apply ops; and what adds nodes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from foreplan.errors import ModelError, ShapeError, UnsupportedError
-from foreplan.graph.ir import Value
-from foreplan.graph.literal import check_arguments, literal_call
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph.init import Initializer
+from foreplan.graph.names import Names
 from foreplan.graph.types import DType, TensorType, Window, as_dtype
-
-if TYPE_CHECKING:
-    from foreplan.graph.build import Builder
+from foreplan.graph.value import Kind, Value
 
 Types = Sequence[TensorType]
 Windows = Sequence[Window]
@@ -200,40 +199,144 @@ class Op:
         return op_text(self)
 
 
-_REGISTRY: dict[str, type[Op]] = {}
-OpClass = TypeVar("OpClass", bound=type[Op])
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One application of an op.
 
-
-def register(cls: OpClass) -> OpClass:
-    """Make an op known by its name, for reading graphs and plans back from text."""
-    if cls.name in _REGISTRY:
-        raise ValueError(f"two ops are named {cls.name!r}")
-    _REGISTRY[cls.name] = cls
-    return cls
-
-
-def registered_ops() -> dict[str, type[Op]]:
-    """Every op by name, in the order of declaration."""
-    return dict(_REGISTRY)
-
-
-def op_named(name: str, **attributes: Any) -> Op:
-    """The op of that name with these attributes.
-
-    Raises:
-        ModelError: no such op, or it has no such attribute, or one of another type.
+    Attributes:
+        name: unique within the graph; an imported model's own node name where it has one.
+        source: where a person finds it: `model.onnx: node 'conv1'` or `train.py:12`.
     """
-    if name not in _REGISTRY:
-        raise ModelError(f"there is no op {name!r}")
-    cls = _REGISTRY[name]
-    known = {field.name for field in dataclasses.fields(cls)}
-    if unknown := sorted(set(attributes) - known):
-        raise ModelError(f"the op {name} has no attribute {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
-    try:
-        check_arguments(cls, attributes)
-        return cls(**attributes)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"the op {name} cannot be made with {attributes}: {error}") from None
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str
+    source: str = ""
+
+    def __repr__(self) -> str:
+        left = ", ".join(map(repr, self.outputs))
+        return f"{left} = {self.op}({', '.join('%' + value.name for value in self.inputs)})"
+
+
+class Builder:
+    """Collects values and nodes: the one way to add them, with types inferred and names kept unique.
+
+    Attributes:
+        kind: the kind of values that `node` makes (ACTIVATION, or GRADIENT while differentiating).
+        scope: prefix of the names of new nodes, such as `layer1.0/`.
+        source: written into new nodes, for error messages.
+        wanted: while differentiating, the values whose cotangents are needed; None for all.
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.kind = Kind.ACTIVATION
+        self.scope = ""
+        self.source = ""
+        self.inputs: list[Value] = []
+        self.stored: list[Value] = []
+        self.nodes: list[Node] = []
+        self.notes: list[str] = []
+        self._value_names, self._node_names = Names(), Names()
+        self._inferred: set[Node] = set()
+        self.wanted: Collection[Value] | None = None
+
+    def input(self, name: str, type: TensorType, default: Initializer | None = None) -> Value:
+        """A value given anew each step; one with a default may be left out."""
+        value = Value(self._value_names.claim(name), type, Kind.INPUT, default)
+        self.inputs.append(value)
+        return value
+
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer, why: str = "") -> Value:
+        """A parameter, buffer, state or constant: keeps its bytes between steps. `why` is as `Value` has it."""
+        value = Value(self._value_names.claim(name), type, kind, init, why)
+        self.stored.append(value)
+        return value
+
+    def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
+        """Apply an op and return its outputs.
+
+        Args:
+            op: what to apply.
+            inputs: what it reads, in the op's order.
+            name: of the node; made from the op's name if empty, made unique if taken.
+            outputs: names of the values; made from the node's name if empty.
+
+        Raises:
+            ShapeError: the op cannot take these inputs; the message names the node.
+        """
+        node_name = self._node_names.free(self.scope + (name or op.name))
+        try:
+            types = op.result_types([value.type for value in inputs])
+        except ShapeError as error:
+            where = f" ({self.source})" if self.source else ""
+            given = ", ".join(map(repr, inputs))
+            raise ShapeError(f"node {node_name!r}{where}: {op.name} of {given}: {error}") from None
+        wanted = list(outputs) or [node_name if len(types) == 1 else f"{node_name}.{i}" for i in range(len(types))]
+        made = tuple(Value(self._value_names.claim(n), type, self.kind) for n, type in zip(wanted, types, strict=True))
+        self._node_names.take((node_name,))
+        new = Node(op, tuple(inputs), made, node_name, self.source)
+        self._inferred.add(new)
+        self.nodes.append(new)
+        return made
+
+    def apply(self, op: Op, *inputs: Value, name: str = "") -> Value:
+        """Apply an op that has one output and return it."""
+        (output,) = self.node(op, *inputs, name=name)
+        return output
+
+    def append(self, node: Node, *, inferred: bool = False, reserved: bool = False) -> None:
+        """Take over a finished node (its values' names are already unique).
+
+        Args:
+            node: what to take over.
+            inferred: whether its outputs are known to have the types that its op infers, so that `finish` need not ask.
+            reserved: whether its names were given to `reserve` before.
+        """
+        if inferred:
+            self._inferred.add(node)
+        if not reserved:
+            self.reserve((), (node,))
+        self.nodes.append(node)
+
+    def adopt(self, value: Value, name: str) -> Value:
+        """A stored value of another graph, with all that is said of it, under a name like this one that is free."""
+        adopted = dataclasses.replace(value, name=self._value_names.claim(name))
+        self.stored.append(adopted)
+        return adopted
+
+    def repeat(self, node: Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """The outputs of another graph's node for other inputs of the same types; names begin with the scope."""
+        outputs = tuple(dataclasses.replace(v, name=self._value_names.claim(self.scope + v.name)) for v in node.outputs)
+        name = self._node_names.claim(self.scope + node.name)
+        self.append(Node(node.op, tuple(inputs), outputs, name, node.source or self.source), inferred=True)
+        return outputs
+
+    def reserve(self, values: Iterable[Value], nodes: Iterable[Node]) -> None:
+        """Keep these names, and the names of the nodes' outputs, for what `append` will bring."""
+        nodes = tuple(nodes)
+        self._node_names.take([node.name for node in nodes])
+        self._value_names.take([value.name for value in values])
+        self._value_names.take([value.name for node in nodes for value in node.outputs])
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Node]]:
+        """While the body runs, its nodes go into a list of their own, and none into the graph."""
+        before, nodes = self.nodes, list[Node]()
+        self.nodes = nodes
+        try:
+            yield nodes
+        finally:
+            self.nodes = before
+
+    def wants(self, value: Value) -> bool:
+        """While differentiating: whether anybody reads the cotangent of `value`."""
+        return self.wanted is None or value in self.wanted
+
+    def note(self, text: str) -> None:
+        """Tell the user what was changed."""
+        self.notes.append(text)
 
 
 def _attribute_text(value: Any) -> str:
@@ -250,21 +353,6 @@ def op_text(op: Op) -> str:
         if field.default is dataclasses.MISSING or value != field.default:
             shown.append(f"{field.name}={_attribute_text(value)}")
     return f"{op.name}({', '.join(shown)})"
-
-
-def parse_op(text: str) -> Op:
-    """The op written as `op_text` writes it; attributes are literals, nothing is evaluated.
-
-    Raises:
-        ModelError: the text is no op.
-    """
-    try:
-        call = literal_call(text)
-        if call.arguments:
-            raise ValueError("its attributes have no names")
-    except ValueError as error:
-        raise ModelError(f"{text!r:.200} is not an op: {error}") from None
-    return op_named(call.name, **call.keywords)
 
 
 def only(cotangents: Cotangents) -> Value:

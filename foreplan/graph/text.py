@@ -1,4 +1,4 @@
-"""Graphs as text: one line a value or node; printing and parsing are inverses (random weights stay descriptions)."""
+"""Graphs from their text, which `Graph.as_text` prints: the two are inverses (random weights stay descriptions)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.graph.adapter import AdapterMagnitude, AdapterZero
 from foreplan.graph.flat import Flat, Member
 from foreplan.graph.init import Array, Fill, Initializer, Missing, Normal, RandomSeed, TruncatedNormal, Uniform
-from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.ir import Graph
 from foreplan.graph.literal import check_arguments, literal_call
-from foreplan.graph.op import parse_op
+from foreplan.graph.op import Node
+from foreplan.graph.registry import parse_op
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.types import TensorType, tensor_type
+from foreplan.graph.value import Kind, Value
+from foreplan.graph.verify import verify_graph
 
-# A name is written bare where it can be and quoted where it holds anything else.
-_BARE = re.compile(r"[A-Za-z0-9_./:\-]+")
 _NAME = r'%(?:[A-Za-z0-9_./:\-]+|"(?:[^"\\]|\\.)*")'
 _TYPE = r"[a-z0-9]+\[[0-9,]*\]"
 _OUTPUTS, _INPUTS = rf"{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*", rf"(?:{_NAME}(?:, {_NAME})*)?"
-_UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # control characters, and all that end a line
 _KINDS = "|".join(kind for kind in Kind if kind is Kind.INPUT or kind.is_stored)
 _INITS: dict[str, Callable[..., Initializer]] = {
     "fill": Fill,
@@ -38,39 +38,12 @@ _INITS: dict[str, Callable[..., Initializer]] = {
 }
 
 
-def _quote(name: str) -> str:
-    if _BARE.fullmatch(name):
-        return f"%{name}"
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return '%"' + _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
-
-
 def _unquote(text: str) -> str:
     if not text.startswith('%"'):
         return text[1:]
     return re.sub(
         r"\\(?:u([0-9a-f]{4})|(.))", lambda found: chr(int(found[1], 16)) if found[1] else found[2], text[2:-1]
     )
-
-
-def print_graph(graph: Graph) -> str:
-    """The whole graph as text, ending in a newline."""
-    lines = [f"graph {_quote(graph.name)}"]
-    for value in (*graph.inputs, *graph.stored):
-        init = f" = {value.init}" if value.init is not None else ""
-        lines.append(f"{value.kind} {_quote(value.name)}: {value.type}{init}")
-    for node in graph.nodes:
-        mark = "~" if node.outputs and node.outputs[0].kind is Kind.GRADIENT else ""
-        left = ", ".join(f"{_quote(value.name)}: {value.type}" for value in node.outputs)
-        right = ", ".join(_quote(value.name) for value in node.inputs)
-        lines.append(f"{mark}{left} = {node.op} [{right}] as {_quote(node.name)}")
-    if graph.loss is not None:
-        lines.append(f"loss {_quote(graph.loss.name)}")
-    lines += [f"output {_quote(name)} = {_quote(value.name)}" for name, value in graph.outputs.items()]
-    lines += [f"gradient {_quote(name)} = {_quote(value.name)}" for name, value in graph.gradients.items()]
-    lines += [f"update {_quote(old.name)} = {_quote(new.name)}" for old, new in graph.updates.items()]
-    lines += [f"note {note!r}" for note in graph.notes]
-    return "\n".join(lines) + "\n"
 
 
 def parse_init(text: str, type: TensorType, where: str) -> Initializer:
@@ -165,13 +138,11 @@ class _Parser:
 
 
 def parse_graph(text: str, where: str = "text") -> Graph:
-    """The graph that `print_graph` printed; blank lines and lines that start with # are skipped.
+    """The graph that `Graph.as_text` printed; blank lines and lines that start with # are skipped.
 
     Raises:
         ModelError: names the line that cannot be read, or the rule that the graph breaks.
     """
-    from foreplan.graph.verify import verify_graph
-
     parser = _Parser()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph.blocks import Blocks
 
 Shape = tuple[int, ...]

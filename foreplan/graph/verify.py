@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from foreplan.errors import ModelError, ShapeError
+from foreplan.base.errors import ModelError, ShapeError
 from foreplan.graph.init import Fill
-from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.ir import Graph
+from foreplan.graph.op import Node
+from foreplan.graph.value import Kind, Value
 
 
 def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:

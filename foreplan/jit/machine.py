@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import llvmlite
 
-from foreplan import processor
-from foreplan.disk_cache import claim, file_name, keep, kept, release
+from foreplan.base import processor
+from foreplan.base.disk_cache import claim, file_name, keep, kept, release
+from foreplan.base.once import once
 from foreplan.jit.objects import address_of
-from foreplan.once import once
 
 if TYPE_CHECKING:
     from foreplan.jit.llvm import Passes

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from foreplan.units import align_up
+from foreplan.base.units import align_up
 
 # See elf(5). The header's fields that count: the machine, where section headers begin; their number, which holds names.
 _MAGIC, _X86_64 = b"\x7fELF\x02\x01\x01", 62

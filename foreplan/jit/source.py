@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.disk_cache import sources
+from foreplan.base.disk_cache import sources
 
 MISSING = object()
 _MAKERS = ("zeros", "ones", "full", "empty", "copy", "argsort")  # calls that make an array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.errors import PlanError, UsageError
+from foreplan.base.errors import PlanError, UsageError
 from foreplan.graph.op import Types
 from foreplan.lower.links import ALL_GATHER, BROADCAST, REDUCE_SCATTER, SEND, Cluster, cluster_of, nanoseconds
 from foreplan.lower.program import Program

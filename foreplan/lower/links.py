@@ -15,11 +15,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from foreplan.arguments import choice, shown, whole
-from foreplan.calibration import Kind, own_calibrations
-from foreplan.errors import UsageError
+from foreplan.base.arguments import choice, shown, whole
+from foreplan.base.calibration import Kind, own_calibrations
+from foreplan.base.errors import UsageError
+from foreplan.base.units import ceil_div, parse_nanoseconds, parse_rate
 from foreplan.lower.target import DeviceProfile
-from foreplan.units import ceil_div, parse_nanoseconds, parse_rate
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST = "all_reduce", "reduce_scatter", "all_gather", "broadcast"
 SEND, RECV = "send", "recv"

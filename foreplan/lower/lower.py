@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from foreplan.arguments import flag, instance, whole
-from foreplan.errors import ShapeError, UnsupportedError, UsageError
+from foreplan.base.arguments import flag, instance, whole
+from foreplan.base.errors import ShapeError, UnsupportedError, UsageError
+from foreplan.base.patterns import UNNAMED, Named
+from foreplan.base.units import parse_bytes
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
@@ -26,9 +28,7 @@ from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.ops.point_to_point import BeginMessage
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
-from foreplan.patterns import UNNAMED, Named
 from foreplan.planner import problem as p
-from foreplan.units import parse_bytes
 
 WORKSPACE = "auto"  # see `lower`
 ENOUGH = 64 << 20  # bytes of workspace for most kernels

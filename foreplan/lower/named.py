@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import DONE, Named, all_scopes, by_scope, close_names, exactness
+from foreplan.base.units import format_bytes
 from foreplan.lower.again import Again, late_actions, with_values_again
 from foreplan.lower.program import ARENA, Program
 from foreplan.lower.segments import backward_actions
 from foreplan.lower.target import Target
 from foreplan.ops.collective import Begin
-from foreplan.patterns import DONE, Named, all_scopes, by_scope, close_names, exactness
 from foreplan.planner import Category, Role
-from foreplan.units import format_bytes
 
 _STORED = {
     Role.INPUT: "an input, which is there from the start",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.graph import Builder, Node, Op, TensorType, Window
+from foreplan.graph import GraphBuilder, Node, Op, TensorType, Window
 from foreplan.graph.op import Types
 from foreplan.lower.exchanges import cluster_for, exchange_nanoseconds
 from foreplan.lower.target import Target
@@ -37,7 +37,7 @@ class NodeTimes:
         kernels = target.kernels(op, reads, writes)
         if kernels:
             return min(target.price(op, kernel, reads, writes) for kernel in kernels)
-        b = Builder()
+        b = GraphBuilder()
         if op.decompose(b, [b.input(f"x{i}", type) for i, type in enumerate(inputs)]) is None:
             return target.profile.nanoseconds(op.cost(inputs, outputs))
         return sum(self(node) for node in b.nodes)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from foreplan.base.outside import Part
 from foreplan.lower.program import Program
 from foreplan.lower.targets import engine_info, target_named
-from foreplan.outside import Part
 from foreplan.planner.plan import Plan
 
 

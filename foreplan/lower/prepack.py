@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from foreplan.base.units import format_bytes
 from foreplan.graph import Window
 from foreplan.graph.blocks import Blocks
 from foreplan.lower.program import Call, Program
 from foreplan.lower.target import Target
-from foreplan.units import format_bytes
 
 
 def best_blocks(program: Program, target: Target, names: Collection[str] | None = None) -> dict[str, Blocks]:

@@ -9,8 +9,8 @@ from functools import cached_property
 from foreplan.graph import DType, Initializer, Op, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat
-from foreplan.graph.ir import Kind
 from foreplan.graph.shard import Shard, Sharded
+from foreplan.graph.value import Kind
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Collective, Group
 from foreplan.ops.point_to_point import BeginMessage

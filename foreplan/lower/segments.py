@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.lower.program import Program
-from foreplan.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.planner import Category
 
 
@@ -30,7 +30,7 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
     """The segments that entries name.
 
     An operation is in the scopes of its name, and in those of its results' names, for ONNX files whose operations have
-    no names: see `foreplan.patterns`.
+    no names: see `foreplan.base.patterns`.
 
     Args:
         entries: each a scope, such as `layer1`; a pattern, where each scope that matches is a segment of its own, the

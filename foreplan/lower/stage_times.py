@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.point_to_point import BeginMessage, BeginSend

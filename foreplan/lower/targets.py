@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from foreplan.arguments import choice, shown
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.arguments import choice, shown
+from foreplan.base.errors import TargetError, UsageError
 from foreplan.lower.target import Target
 
 

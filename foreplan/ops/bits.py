@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Array, Builder, Op, TensorType, Value, register
-from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape, broadcast_shapes
+from foreplan.graph.value import Kind
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import Arg, call, cast, parse_expr
 from foreplan.ops.map import BLOCK, Map, elementwise

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType
 from foreplan.graph.types import Shape
-from foreplan.units import align_up
 
 BLOCK = 32 * 1024  # elements a block, unless one row is longer
 ALIGNMENT = 64

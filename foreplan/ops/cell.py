@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foreplan.errors import UnsupportedError
-from foreplan.graph import Builder, Fill, Kind, Node, Value
-from foreplan.graph.text import print_graph
+from foreplan.base.errors import UnsupportedError
+from foreplan.graph import Builder, Fill, GraphBuilder, Kind, Node, Value
 from foreplan.ops.loop import MOST_RUNS, Loop
 from foreplan.ops.marks import Gradient
 from foreplan.ops.random import Dropout
@@ -86,7 +85,7 @@ def looped(
     made = {*cell.carries, *cell.slices, *(value for node in nodes for value in node.outputs)}
     read = [*(value for node in nodes for value in node.inputs), *cell.after, *cell.outputs]
     fixed = [value for value in dict.fromkeys(read) if value not in made]
-    body = Builder("body")
+    body = GraphBuilder("body")
     # Names say nothing of where the loop stands: so loops that do the same have one text, which is parsed once.
     names = [*(value.name for value in (*cell.carries, *cell.slices)), *(f"c{i}" for i in range(len(fixed)))]
     inputs = (*cell.carries, *cell.slices, *fixed)
@@ -96,7 +95,7 @@ def looped(
         at.update(zip(node.outputs, body.node(node.op, *(at[value] for value in node.inputs), name=name)))
     outputs = {f"carry{i}": at[value] for i, value in enumerate(cell.after)}
     outputs |= {f"y{i}": at[value] for i, value in enumerate(cell.outputs)}
-    op = Loop(print_graph(body.finish(outputs)), steps, len(cell.carries), len(stacks), reverse)
+    op = Loop(body.finish(outputs).as_text(), steps, len(cell.carries), len(stacks), reverse)
     read = [*carried, *stacks, *fixed]
     written_out = any(isinstance(node.op, WRITTEN_OUT) for node in nodes)
     results = list(op.decompose(b, read) if written_out else b.node(op, *read, name="scan"))

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.join import concat

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Graph, Node, Op, TensorType, Value, register
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
-from foreplan.graph.text import print_graph
 from foreplan.ops.expr import where
 from foreplan.ops.loop import parsed_body
 from foreplan.ops.map import elementwise
@@ -119,10 +118,10 @@ def with_gradient(
     b.inputs[:] = [value for value in b.inputs if value not in set(cotangents)]
     read = dict.fromkeys(value for node in body_nodes for value in node.inputs if value not in moved)
     read |= dict.fromkeys(value for value in gradients if value is not None and value not in moved)
-    body = Builder("gradient")
+    body = GraphBuilder("gradient")
     at = {value: body.input(value.name, value.type) for value in (*cotangents, *read)}
     for node in body_nodes:
         at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
     outputs = {str(i): at[value] for i, value in enumerate(gradients) if value is not None}
-    op = CustomGradient(print_graph(body.finish(outputs)), len(results), len(tensors))
+    op = CustomGradient(body.finish(outputs).as_text(), len(results), len(tensors))
     return b.node(op, *results, *tensors, *read)

@@ -9,7 +9,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape

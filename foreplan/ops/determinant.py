@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Kind, TensorType, Value
 from foreplan.graph.types import INT64
 from foreplan.ops.expr import Expr, call, where

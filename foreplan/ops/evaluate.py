@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from foreplan.graph import Builder, Kind, Node, Op, Value
+from foreplan.graph import GraphBuilder, Kind, Node, Op, Value
 from foreplan.graph.shard import Sharded
 from foreplan.graph.types import types_of
 
@@ -74,7 +74,7 @@ def evaluate(
 def _by_parts(
     node: Node, arrays: Sequence[np.ndarray], most: int, may: Callable[[int], bool]
 ) -> list[np.ndarray] | None:
-    b = Builder()
+    b = GraphBuilder()
     inputs = [b.input(f"x{i}", value.type) for i, value in enumerate(node.inputs)]
     parts = node.op.decompose(b, inputs)
     if parts is None:

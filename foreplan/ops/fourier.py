@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Kind, TensorType, Value
 from foreplan.ops.conv.ops import conv
 from foreplan.ops.join import pad

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.ops.expr import Arg, Expr, call, where

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import FLOAT32, INT64, Shape
+from foreplan.graph.value import Kind
 from foreplan.ops.blocks import Folded, Piece, can_reshape, carve, carve_bytes, fold, folded_shape, iota
 from foreplan.ops.expr import Arg, Expr, call, cast, where
 from foreplan.ops.map import elementwise

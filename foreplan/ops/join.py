@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Node, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import normalize_axes, reduce
-from foreplan.ops.shape import Slice, slice_axis, slices
+from foreplan.ops.shape import Slice, slice_axis, slices, unslice
 
 MODES = ("constant", "edge", "reflect", "wrap")
 
@@ -252,13 +252,6 @@ def pad(b: Builder, x: Value, pads: Sequence[tuple[int, int]], value: float = 0.
             x = slice_axis(b, x, axis, cut_low, left)
     margins = tuple((max(0, low), max(0, high)) for low, high in pads)
     return b.apply(Pad(margins, value, mode), x) if any(low or high for low, high in margins) else x
-
-
-def unslice(b: Builder, g: Value, shape: Shape, starts: Sequence[int], steps: Sequence[int]) -> Value:
-    """`g` among zeros, at the places that a slice reads; `g` itself if the slice reads everything in order."""
-    if g.shape == tuple(shape) and all(step == 1 for step in steps):
-        return g
-    return b.apply(Unslice(tuple(shape), tuple(starts), tuple(steps)), g)
 
 
 def sum_of_unslices(b: Builder, nodes: Sequence[Node]) -> Value | None:

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, register
-from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
+from foreplan.graph.value import Kind
 from foreplan.ops.attention.blocks import widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.expr import call, maximum, where

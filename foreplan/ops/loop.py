@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, NoReturn
 
-from foreplan.errors import ModelError, ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Graph, Op, TensorType, Value, register
+from foreplan.base.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.graph import Builder, Cost, Graph, GraphBuilder, Op, TensorType, Value, register
 from foreplan.graph.op import Cotangents, Training, Types, Values
-from foreplan.graph.text import parse_graph, print_graph
+from foreplan.graph.text import parse_graph
 from foreplan.ops.join import concat
 from foreplan.ops.map import Map
 from foreplan.ops.shape import reshape, slice_axis
@@ -168,10 +168,10 @@ class Loop(Op):
         dear = [value for value in _expensive(body) if value not in after]
         everything = _with_outputs(body, dear)
         more = len(everything.outputs) - len(body.outputs)
-        loop = replace(self, body=print_graph(everything), kept=more, histories=tuple(range(self.carries)))
+        loop = replace(self, body=everything.as_text(), kept=more, histories=tuple(range(self.carries)))
         read, histories = read_by_backward(loop)
         body = _with_outputs(body, read)
-        return replace(self, body=print_graph(body), kept=len(read), histories=histories)
+        return replace(self, body=body.as_text(), kept=len(read), histories=histories)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """A loop that runs backward."""
@@ -205,7 +205,7 @@ class _InLoop:
 
 def _in_training(body: Graph) -> Graph:
     """The body with every node in its training form."""
-    b, training, at = Builder(body.name), _InLoop(), {value: value for value in body.inputs}
+    b, training, at = GraphBuilder(body.name), _InLoop(), {value: value for value in body.inputs}
     b.inputs = list(body.inputs)
     b.reserve(body.inputs, body.nodes)
     for node in body.nodes:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from foreplan.errors import UnsupportedError
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.base.errors import UnsupportedError
+from foreplan.graph import Builder, Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph.ir import live_nodes
 from foreplan.graph.op import Cotangents, Values
-from foreplan.graph.text import print_graph
-from foreplan.graph.walk import live_nodes
 from foreplan.ops.map import elementwise
 from foreplan.ops.pullback import pulled_back
 from foreplan.ops.shape import reshape, slice_axis
@@ -98,7 +97,7 @@ def gradient(b: Builder, loop: Any, inputs: Values, outputs: Values, cotangents:
     fixed += [b.store(c.name, c.type, Kind.CONSTANT, c.init) for c in step.constants if c.init is not None]
     backward = replace(
         loop,
-        body=print_graph(step.graph),
+        body=step.graph.as_text(),
         carries=len(carried),
         slices=len(stacks),
         reverse=not loop.reverse,
@@ -130,7 +129,7 @@ def _step(loop: Looping, flows: Sequence[bool], wanted: Sequence[bool], moved: S
         wanted: of each input, whether its cotangent is asked for.
         moved: the carries whose histories have a cotangent.
     """
-    body, b = loop.graph, Builder("backward")
+    body, b = loop.graph, GraphBuilder("backward")
     b.kind = Kind.GRADIENT
     first, last = loop.carries + loop.slices, len(loop.results) - loop.kept
     moving = [i for i, value in enumerate(body.inputs[: loop.carries]) if value.dtype.is_float]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
+from foreplan.base.units import align_up
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import DTYPES, FLOAT32, FLOAT64, Shape, broadcast_shapes
@@ -31,8 +32,7 @@ from foreplan.ops.expr import (
     substitute,
     used_args,
 )
-from foreplan.ops.reduce import sum_to_shape
-from foreplan.units import align_up
+from foreplan.ops.shape import sum_to_shape
 
 BLOCK = 16 * 1024  # elements a block: registers of a few blocks stay in a core's cache
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, TensorType, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.expr import Arg, derivative
 from foreplan.ops.index import ScatterAdd
 from foreplan.ops.map import Map, elementwise
-from foreplan.ops.reduce import sum_to_shape
+from foreplan.ops.shape import sum_to_shape
 
 
 @register

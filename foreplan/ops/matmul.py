@@ -8,15 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.map import convert
 from foreplan.ops.narrow_product import narrow_product, tile_pieces
-from foreplan.ops.reduce import sum_to_shape
-from foreplan.ops.shape import reshape
+from foreplan.ops.shape import reshape, sum_to_shape
 
 PRODUCT_BYTES = 2 * 2**20  # rows of a product that are added to another tensor
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import carve, carve_bytes

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, register
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.expr import used_args

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Cost, DType, TensorType, register
 from foreplan.graph.op import Arrays, Types, coerce_dtype
 from foreplan.graph.types import DTYPES, FLOAT32, Shape

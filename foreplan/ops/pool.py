@@ -8,7 +8,8 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
+from foreplan.base.units import align_up
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, attributes, only
 from foreplan.graph.types import Shape
@@ -31,7 +32,6 @@ from foreplan.ops.window import (
     spatial_size,
     symmetric,
 )
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)

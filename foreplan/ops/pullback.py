@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.graph import Builder, Node, Op, Value
 from foreplan.graph.op import Cotangents, Values
 from foreplan.ops.join import Unslice, sum_of_unslices

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, View, register
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, coerce_dtype
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape

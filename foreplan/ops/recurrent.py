@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Kind, Value
 from foreplan.graph.types import Shape
 from foreplan.ops.cell import repeated

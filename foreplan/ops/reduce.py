@@ -6,18 +6,18 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, types_of
 from foreplan.ops.blocks import Piece, carve, carve_bytes
-
-if TYPE_CHECKING:
-    from foreplan.ops.expr import Expr
+from foreplan.ops.expr import Expr, call, where
+from foreplan.ops.map import convert, elementwise
+from foreplan.ops.shape import broadcast_to, reshape
 
 RUN = 256  # terms that are added one after the other before they join the total
 
@@ -67,10 +67,6 @@ class Reduce(Op):
         """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties; a product
         sends it to each element times the product of the others.
         """
-        from foreplan.ops.expr import call, where
-        from foreplan.ops.map import convert, elementwise
-        from foreplan.ops.shape import broadcast_to, reshape
-
         (x,), (y,), g = inputs, outputs, only(cotangents)
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
         g = reshape(b, g, kept)
@@ -87,9 +83,6 @@ class Reduce(Op):
 
     def _others(self, b: Builder, x: Value, g: Value) -> Value:
         """g times the product of the other elements. It is one of those that are not zero, and 0 if two are zero."""
-        from foreplan.ops.expr import call, where
-        from foreplan.ops.map import elementwise
-
         rest = elementwise(b, lambda x: where(call("eq", x, 0.0), 1.0, x), x)
         product = reduce(b, "prod", rest, self.axes, keepdims=True, wide=True)
         zero = elementwise(b, lambda x: where(call("eq", x, 0.0), 1.0, 0.0), x, dtype=x.dtype)
@@ -197,18 +190,7 @@ def reduce(
 
     With `wide`, the result has the wide type of x's elements.
     """
-    from foreplan.ops.map import convert
-
     found = normalize_axes(axes, len(x.shape))
     if not found:
         return convert(b, x, x.dtype.wide) if wide else x
     return b.apply(Reduce(how, found, keepdims, wide and x.dtype.is_narrow), x)
-
-
-def sum_to_shape(b: Builder, x: Value, shape: Shape, wide: bool = False) -> Value:
-    """The adjoint of broadcasting: sum `x` over the axes along which `shape` was broadcast to it."""
-    from foreplan.ops.shape import reshape
-
-    lead = len(x.shape) - len(shape)
-    axes = [i for i, extent in enumerate(x.shape) if i < lead or (shape[i - lead] == 1 and extent != 1)]
-    return reshape(b, reduce(b, "sum", x, axes, wide=wide), shape)

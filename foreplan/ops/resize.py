@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.base.units import align_up
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.index import MOST_POSITIONS
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
-from foreplan.units import align_up
 
 BLOCK = 1 << 16  # elements of the planes that are worked on together
 

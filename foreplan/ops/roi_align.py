@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape

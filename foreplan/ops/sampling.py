@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Array, Builder, Kind, TensorType, Value, as_dtype
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Expr, Scalar, call, cast, clip, minimum, where

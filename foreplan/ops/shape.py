@@ -9,11 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, View, register
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, View, op_named, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, broadcast_shapes
-from foreplan.ops.reduce import sum_to_shape
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,6 @@ class Slice(ViewOp):
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent placed among zeros."""
-        from foreplan.ops.join import unslice
-
         return [unslice(b, only(cotangents), inputs[0].shape, self.starts, self.steps)]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
@@ -213,8 +210,28 @@ def broadcast_to(b: Builder, x: Value, shape: Shape) -> Value:
     return x if x.shape == shape else b.apply(Broadcast(tuple(shape)), x)
 
 
+def sum_to_shape(b: Builder, x: Value, shape: Shape, wide: bool = False) -> Value:
+    """The adjoint of broadcasting: sum `x` over the axes along which `shape` was broadcast to it.
+
+    Args:
+        wide: whether sums have the wide type of x's elements.
+    """
+    lead = len(x.shape) - len(shape)
+    axes = tuple(i for i, extent in enumerate(x.shape) if i < lead or (shape[i - lead] == 1 and extent != 1))
+    if axes:
+        x = b.apply(op_named("reduce", how="sum", axes=axes, wide=wide and x.dtype.is_narrow), x)
+    return reshape(b, x, shape)
+
+
 def slice_axis(b: Builder, x: Value, axis: int, start: int, count: int, step: int = 1) -> Value:
     """`count` elements of one axis."""
     starts, steps, shape = [0] * len(x.shape), [1] * len(x.shape), list(x.shape)
     starts[axis], steps[axis], shape[axis] = start, step, count
     return x if tuple(shape) == x.shape and step == 1 else b.apply(Slice(tuple(starts), tuple(shape), tuple(steps)), x)
+
+
+def unslice(b: Builder, g: Value, shape: Shape, starts: Sequence[int], steps: Sequence[int]) -> Value:
+    """`g` among zeros, at the places that a slice reads; `g` itself if the slice reads everything in order."""
+    if g.shape == tuple(shape) and all(step == 1 for step in steps):
+        return g
+    return b.apply(op_named("unslice", shape=tuple(shape), starts=tuple(starts), steps=tuple(steps)), g)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape

@@ -15,11 +15,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Array, Builder, DType, TensorType, Value, View, register
-from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types, coerce_dtype
 from foreplan.graph.types import DTYPES, FLOAT32, FLOAT64, INT32, INT64, Shape
+from foreplan.graph.value import Kind
 from foreplan.ops.expr import Arg, Expr, call, cast, where
 from foreplan.ops.index import gather
 from foreplan.ops.join import concat

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Array, Builder, Kind, TensorType, Value
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import maximum

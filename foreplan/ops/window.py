@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
+from foreplan.base.units import align_up
 from foreplan.graph.types import Shape, TensorType, types_of
-from foreplan.units import align_up
 
 Pads = tuple[tuple[int, int], ...]
 Index = tuple[Any, ...]  # an index of a NumPy array

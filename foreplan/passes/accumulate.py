@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from foreplan.ops.expr import Arg
 from foreplan.ops.map import Map
 from foreplan.ops.shape import Reshape

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from foreplan.errors import ModelError, UsageError
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
+from foreplan.base.errors import ModelError, UsageError
+from foreplan.graph import Array, Builder, Fill, Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.pullback import Pullback, depending
 from foreplan.ops.shape import broadcast_to
@@ -66,7 +66,7 @@ def differentiate(
         raise ModelError(
             f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained{remedy}"
         )
-    b = Builder(base=graph)
+    b = GraphBuilder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
     scale = LossScale.stored(b) if scaled and consume is not None else None
     consumer = None if consume is None else consume(b, scale, None)

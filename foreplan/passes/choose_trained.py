@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from foreplan.arguments import instance
+from foreplan.base.arguments import instance
+from foreplan.base.patterns import Selection
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.marks import ByMode
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
 from foreplan.passes.quantised_weights import schemes, without_weights
 from foreplan.passes.rewrite import rewrite, with_values
-from foreplan.patterns import Selection
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from foreplan.base.units import format_bytes
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.graph.ir import Kind
 from foreplan.graph.types import DTYPES
+from foreplan.graph.value import Kind
 from foreplan.ops.expr import Arg, Call, Const, call, maximum
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy, fitting_chunk, linear_cross_entropy
 from foreplan.ops.loss import CrossEntropy
@@ -16,7 +17,6 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Reshape, Slice, reshape, transpose
 from foreplan.passes.rewrite import rewrite_groups
-from foreplan.units import format_bytes
 
 SAVED_BYTES = 1 << 20  # a loss is rewritten if its logits exceed the workspace that takes their place by as much
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Builder, Graph, Node, Op, Value, Window
+from foreplan.graph.ir import live_nodes
 from foreplan.graph.op import Types, Windows
-from foreplan.graph.walk import live_nodes
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
 from foreplan.ops.marks import Gradient
 from foreplan.ops.pullback import pulled_back

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
-from foreplan.graph.text import print_graph
 from foreplan.ops.expr import Arg
 from foreplan.ops.join import Concat
 from foreplan.ops.loop import Loop
@@ -112,7 +111,7 @@ def _with_factors(op: Loop, stacks: Collection[Value], dying: Sequence[bool]) ->
     if not more:
         return op
     outputs = {**body.outputs, **{f"factor{i}": value for i, value in enumerate(more)}}
-    return replace(op, body=print_graph(replace(body, outputs=outputs)))
+    return replace(op, body=replace(body, outputs=outputs).as_text())
 
 
 def _stacks(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from foreplan.base.units import listed
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.expr import Arg, Call, Expr, derivative, subexpressions
 from foreplan.ops.expr.nodes import is_literal
 from foreplan.ops.map import Map
 from foreplan.ops.marks import StopGradient, StraightThrough
-from foreplan.units import listed
 
 
 def idle_notes(graph: Graph) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreplan.graph import Graph, Node, Value
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from foreplan.ops.join import Concat
 
 

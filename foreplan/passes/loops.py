@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.graph.text import print_graph
-from foreplan.graph.walk import live_nodes
+from foreplan.graph.ir import live_nodes
 from foreplan.ops.loop import Loop
 from foreplan.passes.rewrite import rewrite
 
@@ -79,7 +78,7 @@ def _trimmed(b: Builder, node: Node, op: Loop, inputs: Sequence[Value], wanted: 
     )
     loop = dataclasses.replace(
         op,
-        body=print_graph(smaller),
+        body=smaller.as_text(),
         carries=sum(needed[: op.carries]),
         slices=sum(keeps[op.carries : op.carries + op.slices]),
         kept=op.kept if op.kept < 0 else sum(needed[last - op.kept : last]),

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.arguments import flag, instance, names_in, number_in, whole
-from foreplan.errors import UsageError
+from foreplan.base.arguments import flag, instance, names_in, number_in, whole
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import close_names, matches
 from foreplan.graph import Builder, Graph, Initializer, Kind, Node, Normal, TensorType, Uniform, Value
 from foreplan.graph.adapter import (
     FACTORS,
@@ -31,7 +32,6 @@ from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import Transpose, reshape, transpose
 from foreplan.passes.loops import write_out_loops
 from foreplan.passes.rewrite import replaced, rewrite, with_values
-from foreplan.patterns import close_names, matches
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from foreplan.errors import UnsupportedError
-from foreplan.graph import Array, Builder, Graph, Node, Value
+from foreplan.base.errors import UnsupportedError
+from foreplan.graph import Array, Graph, GraphBuilder, Node, Value
 from foreplan.ops.map import convert
 
 
@@ -26,7 +26,7 @@ def master_weights(graph: Graph) -> Graph:
             f"the forward pass writes {written[0]!r}, which is trained in float32 and read in {narrow[0].dtype}; "
             "keep it in float32"
         )
-    b = Builder(graph.name)
+    b = GraphBuilder(graph.name)
     wide = {value: _widened(value) for value in narrow}
     b.inputs, b.notes = list(graph.inputs), list(graph.notes)
     b.stored = [wide.get(value, value) for value in graph.stored]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value
+from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Arg, cast
 from foreplan.ops.map import elementwise, elementwise_many
@@ -36,7 +36,7 @@ class Accumulation:
         """The body that returns the mean loss, with accumulators of the losses and of their number."""
         loss = body.loss
         assert loss is not None
-        b = Builder(base=body)
+        b = GraphBuilder(base=body)
         total = b.store("loss_sum", loss.type, Kind.ACCUMULATOR, Fill(0))
         count = b.store("micro_batches", TensorType(FLOAT32, ()), Kind.ACCUMULATOR, Fill(0))
         with_this, one_more = Arg(0) + Arg(2), Arg(1) + 1.0
@@ -54,7 +54,7 @@ class Accumulation:
         """
         assert self._losses is not None
         total, count = self._losses
-        b = Builder(body.name)
+        b = GraphBuilder(body.name)
         b.kind, b.stored = Kind.GRADIENT, list(body.stored)
         b.reserve((*body.inputs, *body.stored), body.nodes)
         consumer = consume(b, self._scale, count)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.graph.ir import Kind
 from foreplan.graph.types import BOOL
+from foreplan.graph.value import Kind
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.expr import Arg, Call, Const, Expr, infer_dtypes, subexpressions, substitute, used_args
 from foreplan.ops.map import Map

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from foreplan.arguments import shown
-from foreplan.errors import ForeplanError, UnsupportedError, UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import ForeplanError, UnsupportedError, UsageError
 from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.accumulate import accumulate

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from foreplan.arguments import choice
+from foreplan.base.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.attention.ops import Attention

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
+from foreplan.graph import Builder, Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.graph.init import Initializer
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.evaluate import content, evaluate, is_known
@@ -97,7 +97,7 @@ def quantised_weights(graph: Graph) -> Graph:
                        init=Restored(codes.init, codes.type, scheme))  # type: ignore[arg-type]
         for codes, scheme in found.items()
     }  # fmt: skip
-    b = Builder(graph.name)
+    b = GraphBuilder(graph.name)
     b.inputs, b.notes = list(graph.inputs), list(graph.notes)
     b.stored = [wide.get(value, value) for value in graph.stored]
     b.reserve((*graph.inputs, *graph.stored), graph.nodes)

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, UnsupportedError
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, Op, Value
+from foreplan.base.errors import ForeplanError, UnsupportedError
+from foreplan.graph import Array, Fill, Graph, GraphBuilder, Kind, Node, Op, Value
 from foreplan.graph.init import generator_for
-from foreplan.graph.text import print_graph
+from foreplan.graph.ir import live_nodes
 from foreplan.graph.types import Shape, TensorType
-from foreplan.graph.walk import live_nodes
 from foreplan.ops.expr import Expr, used_args
 from foreplan.ops.expr.nodes import Call, is_literal
 from foreplan.ops.loop import Loop
@@ -336,7 +335,7 @@ def _rebuilt(graph: Graph, places: _Places, new: int) -> Graph:
     for value in graph.stored:
         if value in found and not isinstance(value.init, Fill):
             now[value] = replace(now[value], init=_contents(value, found[value], places.count, new))
-    b = Builder(graph.name)
+    b = GraphBuilder(graph.name)
     b.inputs, b.stored = [now[value] for value in graph.inputs], [now[value] for value in graph.stored]
     b.notes = [*graph.notes]
     b.reserve((*b.inputs, *b.stored), graph.nodes)
@@ -359,7 +358,7 @@ def _of_samples(node: Node, places: _Places, new: int) -> Op:
     if isinstance(op, Loop):
         every = set(places.found)
         _, _, inside = places.of_loop(node, op, places.found, every)
-        return replace(op, body=print_graph(_rebuilt(op.graph, _Places(places.count, inside), new)))
+        return replace(op, body=_rebuilt(op.graph, _Places(places.count, inside), new).as_text())
     shape = getattr(op, "shape", None)  # which some ops hold of their result
     if shape is None:
         return op

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from foreplan.graph import Builder, Graph, Node, Op, Value
+from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, Value
 from foreplan.graph.op import Types
 
 Group = TypeVar("Group")
@@ -33,9 +33,9 @@ def rewrite(
     Raises:
         ModelError: the result breaks a rule of `verify_graph`.
     """
-    from foreplan.graph.walk import live_nodes
+    from foreplan.graph.ir import live_nodes
 
-    b = Builder(graph.name)
+    b = GraphBuilder(graph.name)
     b.inputs, b.stored, b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
     b.reserve((*graph.inputs, *graph.stored), graph.nodes)
     now: dict[Value, Value] = {}

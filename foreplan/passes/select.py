@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.graph import Graph
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from foreplan.base.patterns import AS_THE_MODEL, Selection
 from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.autodiff import Consume
@@ -13,7 +14,6 @@ from foreplan.passes.decompose import Machine
 from foreplan.passes.micro_batches import Accumulation
 from foreplan.passes.ranks import ALONE, WHOLE, Beside, Ranks, Sharding, Storage, always
 from foreplan.passes.split_samples import is_to_loss
-from foreplan.patterns import AS_THE_MODEL, Selection
 
 
 class Fission(StrEnum):

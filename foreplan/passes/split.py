@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import TO, all_scopes, by_scope, close_names
+from foreplan.base.units import format_bytes
 from foreplan.graph import Builder, Graph, Node, TensorType, Value
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.join import Concat, concat
@@ -20,8 +22,6 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
 from foreplan.passes.narrowing import Narrowed, box_of, narrowed, touched, whole
 from foreplan.passes.rewrite import rewrite
-from foreplan.patterns import TO, all_scopes, by_scope, close_names
-from foreplan.units import format_bytes
 
 LOSS = "loss"  # as the end of a range: the last operation
 
@@ -73,8 +73,8 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
     Requires: a forward graph. Ensures: the same results, up to the order of additions.
 
     Args:
-        entries: the number of parts, by what `foreplan.patterns` takes for names, where each scope that matches is a
-            segment of its own; or by a range `FIRST..LAST` of two scopes, as the model lists its operations.
+        entries: the number of parts, by what `foreplan.base.patterns` takes for names, where each scope that matches
+            is a segment of its own; or by a range `FIRST..LAST` of two scopes, as the model lists its operations.
 
     Raises:
         UsageError: an entry names nothing, or a segment that nothing splits.

@@ -18,7 +18,9 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import TO
+from foreplan.base.units import format_bytes
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES
 from foreplan.ops.loss import CrossEntropy
@@ -29,8 +31,6 @@ from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes.narrowing import Narrowed, box_of, whole
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split import LOSS, Parts, bytes_made, in_parts, never_whole, parts_up_to, segments, types_of
-from foreplan.patterns import TO
-from foreplan.units import format_bytes
 
 STEP = 1000  # the most nodes of the forward pass that all parts together have; a step has about three times as many
 NEAR = 0.02  # more parts are of no use where they would leave less alive by so little

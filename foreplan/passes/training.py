@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
+from foreplan.graph import Array, Builder, Graph, GraphBuilder, Kind, Node, RandomSeed, TensorType, Value
 from foreplan.graph.types import DTYPES
 from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.map import elementwise
@@ -19,7 +19,8 @@ class _Training:
     """What ops ask for while they take their training form; implements `graph.op.Training`."""
 
     def __init__(self, ranks: int) -> None:
-        self.builder, self.ranks = Builder(), ranks
+        self.builder: Builder = GraphBuilder()
+        self.ranks = ranks
         self.updates: dict[Value, Value] = {}
         self._state: Value | None = None
         self._streams = 0

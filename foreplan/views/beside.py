@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from foreplan.base.units import format_bytes
 from foreplan.eager import Eager
 from foreplan.eager.result import Row, json_of, remarks_of, rows_of, table_of
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.planner.problem import Role
-from foreplan.units import format_bytes
 from foreplan.views.memory import Memory
 
 

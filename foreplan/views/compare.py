@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 from foreplan.views.memory import Memory
 from foreplan.views.read_snapshot import Recorded
 

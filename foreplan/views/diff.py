@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from foreplan.base.units import format_bytes, format_count
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem
-from foreplan.units import format_bytes, format_count
 from foreplan.views.memory import Memory, peak_text
 
 

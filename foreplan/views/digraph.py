@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from foreplan.errors import UsageError
-from foreplan.files import write_atomically
+from foreplan.base.errors import UsageError
+from foreplan.base.files import write_atomically
+from foreplan.base.units import format_bytes
 from foreplan.graph import Graph, Node, Value
-from foreplan.graph.walk import networkx_here
+from foreplan.graph.digraph import networkx_here
 from foreplan.planner.problem import Role
-from foreplan.units import format_bytes
 from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted, write_dot
 from foreplan.views.flow import Flow
 from foreplan.views.memory import Memory, printable

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from foreplan.files import write_atomically
-from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.base.files import write_atomically
+from foreplan.graph.ir import Graph
+from foreplan.graph.op import Node
+from foreplan.graph.value import Kind, Value
 
 # Fill colours on which black text reads well.
 FILLS = {

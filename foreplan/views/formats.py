@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foreplan.arguments import choice
-from foreplan.errors import UsageError
-from foreplan.files import check_writable, write_atomically
-from foreplan.units import listed
+from foreplan.base.arguments import choice
+from foreplan.base.errors import UsageError
+from foreplan.base.files import check_writable, write_atomically
+from foreplan.base.units import listed
 from foreplan.views.digraph import graphml_text, plan_digraph, plan_dot_text
 from foreplan.views.memory import Memory
 from foreplan.views.memory_map import map_html

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foreplan.base.units import format_bytes
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem, Role
 from foreplan.planner.report import buffers, category_series
-from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.base.outside import Part
     from foreplan.graph import TensorType
     from foreplan.lower.outside import Use
-    from foreplan.outside import Part
 
 
 @dataclass(frozen=True, slots=True)

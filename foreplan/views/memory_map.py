@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from foreplan.units import format_bytes
+from foreplan.base.units import format_bytes
 from foreplan.views.memory import Memory
 from foreplan.views.memory_map_data import map_data
 

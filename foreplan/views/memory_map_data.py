@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.base.units import align_up, format_bytes
 from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.problem import Category
-from foreplan.units import align_up, format_bytes
 from foreplan.views.memory import Memory, on_card
 from foreplan.views.timeline import Phase, Timeline, aligned
 
@@ -140,7 +140,7 @@ class _Texts:
 
 
 class _Tree:
-    """Names as a tree of their parts, which begin at a `.` or `/`, as scopes do (see `foreplan.patterns`)."""
+    """Names as a tree of their parts, which begin at a `.` or `/`, as scopes do (see `foreplan.base.patterns`)."""
 
     def __init__(self) -> None:
         self.texts = _Texts()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from foreplan.base.units import format_bytes
 from foreplan.planner.problem import Category
-from foreplan.units import format_bytes
 from foreplan.views.memory import Memory, NamedBuffer, peak_text, printable
 from foreplan.views.memory_map import key_figures
 from foreplan.views.memory_map_data import stack

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from foreplan.arguments import path_of
-from foreplan.errors import UsageError
-from foreplan.untrusted import contents
+from foreplan.base.arguments import path_of
+from foreplan.base.errors import UsageError
+from foreplan.base.untrusted import contents
 from foreplan.views.plain_pickle import NotPlain, read_plain
 
 _UNKNOWN = "(allocated before the record began)"

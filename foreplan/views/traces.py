@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.patterns import scopes_of
+from foreplan.base.patterns import scopes_of
 from foreplan.version import VERSION
 from foreplan.views.memory import Memory, printable
 from foreplan.views.timeline import Timeline

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from foreplan.base.units import format_count
 from foreplan.graph import Kind, TensorType, Value
 from foreplan.graph.flat import Flat
 from foreplan.lower.program import Slot
-from foreplan.units import format_count
 
 _SHOWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from foreplan.base.units import format_bytes
 from foreplan.planner.problem import Category
-from foreplan.units import format_bytes
 from foreplan.views.memory import Memory, NamedBuffer
 from foreplan.views.timeline import Phase, Timeline
 

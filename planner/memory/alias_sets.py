@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
+from foreplan.base.units import align_up
 from foreplan.planner.memory.liveness import LiveRanges
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.planner.memory.bounds import granularities, may_lie_within
 from foreplan.planner.problem import Action, Problem, Role
 from foreplan.planner.rows import array, flat, slices
-from foreplan.units import align_up
 
 INPUT, STORED = 1, 2  # values that are there when a step begins; stored ones stay throughout
 

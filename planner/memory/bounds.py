@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.planner.memory.alias_sets import AliasSets, matched
 from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from foreplan.planner.problem import ALIGNMENT, Action, Part, Problem, Role
-from foreplan.units import align_up
 
 
 def granularities(problem: Problem) -> list[int]:

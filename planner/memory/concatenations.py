@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.planner.memory.alias_sets import AliasSets
 from foreplan.planner.memory.bounds import granularities, reserved_bytes
 from foreplan.planner.memory.liveness import LiveRanges
 from foreplan.planner.problem import Action, Part, Problem, Role
-from foreplan.units import align_up
 
 
 def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets: AliasSets) -> AliasSets:

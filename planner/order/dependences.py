@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner.problem import Problem, Role
 
 

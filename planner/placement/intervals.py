@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreplan.arguments import path_of
-from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.files import write_atomically
+from foreplan.base.arguments import path_of
+from foreplan.base.errors import DoesNotFitError, UsageError
+from foreplan.base.files import write_atomically
+from foreplan.base.units import format_bytes
 from foreplan.planner.effort import USUAL
 from foreplan.planner.placement.offsets import Placement, place
-from foreplan.units import format_bytes
 
 _REQUIRED = ("id", "lower", "upper", "size")
 _OPTIONAL = ("alignment", "offset")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.planner.effort import USUAL, PlacementEffort
 from foreplan.planner.memory.alias_sets import AliasSets, merge
 from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
@@ -17,7 +18,6 @@ from foreplan.planner.placement.offsets import NO_LIMIT, place
 from foreplan.planner.placement.uneven import UnevenBuffer, place_uneven
 from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.planner.effort import USUAL, PlacementEffort
 from foreplan.planner.placement.orders import by_area, by_lifetime, by_size, pairs
 from foreplan.planner.placement.problem import Integers, PlacementProblem, checked

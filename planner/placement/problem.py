@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 
 MOST = 2**56  # bytes of all buffers, times and costs: sums of them stay far within int64
 Integers = Sequence[int] | np.ndarray

@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.planner.candidates import Lean
 from foreplan.planner.memory.bounds import granularities, live_bytes
 from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.recompute.front import Base, Curve
 from foreplan.planner.recompute.schedules import Point, frontier
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)

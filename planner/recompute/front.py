@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner.effort import USUAL, Effort
 from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import dependences

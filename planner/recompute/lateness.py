@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner.order.dependences import Dependences, dependences
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import Problem

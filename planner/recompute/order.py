@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner.effort import OrderEffort
 from foreplan.planner.memory.alias_sets import merge
 from foreplan.planner.memory.liveness import live_ranges

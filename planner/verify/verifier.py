@@ -10,7 +10,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import NoReturn
 
-from foreplan.errors import UsageError, VerificationError
+from foreplan.base.errors import UsageError, VerificationError
 from foreplan.planner.plan import Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.planner.verify.replay import Content, Memory

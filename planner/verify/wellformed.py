@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakValueDictionary
 
-from foreplan.errors import PlanError, UsageError
+from foreplan.base.errors import PlanError, UsageError
 from foreplan.planner.placement.problem import MOST
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Action, Category, Overwrite, Part, Problem, Region, Role, Value

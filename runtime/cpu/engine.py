@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from foreplan.errors import PlanError, UsageError
+from foreplan.base.errors import PlanError, UsageError
 from foreplan.graph import Window
 from foreplan.graph.types import types_of
 from foreplan.lower.program import Call, Program

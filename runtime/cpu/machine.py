@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from foreplan.base.processor import model, text_of
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import COPY
-from foreplan.processor import model, text_of
 from foreplan.runtime import stopwatch
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives

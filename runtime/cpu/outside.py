@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from foreplan.base.outside import Part
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
 from foreplan.lower.targets import options_of
-from foreplan.outside import Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cpu.target import target
 from foreplan.runtime.processes import outside_on_host

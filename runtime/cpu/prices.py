@@ -15,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from foreplan.base.processor import family
+from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
-from foreplan.processor import family
 from foreplan.runtime.cpu.gemm.registers import Block
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.threads import current_threads
-from foreplan.units import align_up
 
 # Bytes a nanosecond: of weights and their gradients that change layout; of results that are added to others, in a
 # second pass, and by the product itself; of a gradient that oneDNN spreads over positions that no tap saw.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from foreplan.arguments import MOST_THREADS, whole
-from foreplan.errors import UsageError
+from foreplan.base.arguments import MOST_THREADS, whole
+from foreplan.base.errors import UsageError
+from foreplan.base.processor import cores
 from foreplan.graph import Op, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
-from foreplan.processor import cores
 from foreplan.runtime.loop import loop_candidates, loop_of
 from foreplan.runtime.numpy.target import reference, reference_reads
 
@@ -58,7 +58,7 @@ class CpuTarget:
     @property
     def notes(self) -> tuple[str, ...]:
         """Whose speed this processor is believed to have."""
-        from foreplan.processor import model
+        from foreplan.base.processor import model
         from foreplan.runtime.cpu import prices
 
         if self.tune or prices.is_known():

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from foreplan.disk_cache import file_name, keep, kept
+from foreplan.base.disk_cache import file_name, keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.runtime.cpu.codegen.flush import compiled_flush

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from foreplan.calibration import Kind, Table, known
+from foreplan.base.calibration import Kind, Table, known
 
 LIBRARIES = ("cudnn", "cublaslt")
 _ALWAYS = ("context_bytes", "code_bytes", "graph_bytes_per_launch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.lower.program import Program
 from foreplan.lower.targets import engine_info, options_of
 from foreplan.planner.plan import Plan

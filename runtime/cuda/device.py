@@ -11,10 +11,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from foreplan.calibration import MOST, read_toml
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.calibration import MOST, read_toml
+from foreplan.base.errors import TargetError, UsageError
+from foreplan.base.untrusted import contents
 from foreplan.lower.links import link_named
-from foreplan.untrusted import contents
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
 PER_NODE = 8  # cards; so do HGX boards, and the largest servers with PCIe

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache
 from typing import cast
 
-from foreplan.errors import DoesNotFitError, PlanError, TargetError, UsageError
+from foreplan.base.errors import DoesNotFitError, PlanError, TargetError, UsageError
+from foreplan.base.units import align_up, format_bytes
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.targets import options_of
 from foreplan.planner.plan import Plan, Step
@@ -35,7 +36,6 @@ from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run
-from foreplan.units import align_up, format_bytes
 
 Where = Callable[[Address], int]
 QUEUEING = 60  # microseconds, at most, that the host takes to queue a call of a library

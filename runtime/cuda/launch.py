@@ -13,12 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Protocol
 
+from foreplan.base.units import align_up, ceil_div
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up, ceil_div
 
 FOLDER = Path(__file__).parents[2] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.graph import Window
 from foreplan.runtime.cuda.libraries.driver import Card, Event
 from foreplan.runtime.kernel import Run

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from foreplan.calibration import Table
+from foreplan.base.calibration import Table
+from foreplan.base.outside import REST, Basis, Part
+from foreplan.base.units import align_up
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
 from foreplan.ops.collective import Begin
 from foreplan.ops.point_to_point import BeginMessage, BeginSend
-from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
 from foreplan.runtime.cuda.code import device_of, instructions
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries.driver import versions_beside
-from foreplan.units import align_up
 
 PAGE = 2 << 20  # bytes; a driver gives out device memory in such pages
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op, TensorType, Window
 from foreplan.lower.targets import options_of
 from foreplan.ops.conv.ops import ConvWeightGrad
@@ -21,7 +22,6 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries.cudnn import Unanswered, library
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import choices
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.units import ceil_div
 
 TAPS, TILE = 3, 4  # along each axis: of the weights, and of the gradients that are transformed together
 LEAST_CHANNELS = 64  # in and out: the chain reserves what it did if 128 → 64 channels take it, and 64 → 32 do not

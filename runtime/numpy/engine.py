@@ -9,7 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
+from foreplan.base.units import align_up
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import Shape
 from foreplan.lower.program import Call, Operand, Program
@@ -21,7 +22,6 @@ from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
 from foreplan.runtime.ranks.bind import Exchanges, with_polls
 from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
-from foreplan.units import align_up
 
 ALIGNMENT = 64
 

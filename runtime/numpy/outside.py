@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from foreplan.base.outside import Part
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
-from foreplan.outside import Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.processes import outside_on_host
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Types

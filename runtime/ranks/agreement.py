@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from foreplan.errors import ForeplanError, SessionError
+from foreplan.base.errors import ForeplanError, SessionError
+from foreplan.base.units import listed
 from foreplan.runtime.ranks.world import World
-from foreplan.units import listed
 
 Facts = Mapping[str, object]
 ALIKE = "all ranks must run one command, on the same files"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.lower.stage_times import messages_of, unmatched
 from foreplan.planner.plan import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.lower.program import Call, Program
 from foreplan.ops.collective import Begin, Collective, Finish
 from foreplan.planner.plan import Plan

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from foreplan.errors import SessionError
-from foreplan.units import format_seconds
+from foreplan.base.errors import SessionError
+from foreplan.base.units import format_seconds
 
 DEADLINE = 600.0  # seconds; the first rank may write a checkpoint meanwhile
 WAY_OUT = "where ranks may take longer, raise the deadline (--deadline SECONDS, or current(deadline=…) in a script)"

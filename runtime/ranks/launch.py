@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from foreplan.arguments import number_in
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.arguments import number_in
+from foreplan.base.errors import TargetError, UsageError
+from foreplan.base.units import format_seconds
 from foreplan.runtime.ranks.late import DEADLINE, WAY_OUT
 from foreplan.runtime.ranks.launchers import TORCHRUN, Launch, launch_of
 from foreplan.runtime.ranks.world import ALONE, World
-from foreplan.units import format_seconds
 
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 STARTING = 50.0  # seconds in which processes of one machine start, where no deadline is said

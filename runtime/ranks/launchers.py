@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 
 TORCHRUN = "torchrun"
 SRUN = "srun"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.ranks.world import World
 
 NAME = "nccl"  # of its kernels in plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.runtime.ranks.agreement import together
 from foreplan.runtime.ranks.world import World
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.runtime.kernel import Run
 
 Told = Callable[[], list[bytes]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.graph import Op, Window, as_dtype
 from foreplan.lower import Program
 from foreplan.runtime.cpu.kernel import CpuKernel

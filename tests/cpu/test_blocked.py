@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
@@ -22,7 +23,6 @@ from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import set_threads
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
 from tests.cpu import products
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 from tests.cpu.products import EPSILON, check_what_is_made, normal, summed, surroundings_are_kept, turned, window

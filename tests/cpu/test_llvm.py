@@ -8,7 +8,7 @@ import llvmlite.ir as ir
 import numpy as np
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.graph.types import FLOAT32
 from foreplan.jit import machine
 from foreplan.runtime.cpu.codegen import llvm

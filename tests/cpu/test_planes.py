@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.lower import lower
 from foreplan.lower.fallbacks import fallbacks
@@ -16,7 +16,7 @@ def normalised(shape: tuple[int, ...]) -> Graph:
     """Local response normalisation behind a convolution, whose channels lie side by side."""
     from foreplan.ops.conv.ops import conv
 
-    b = Builder("g")
+    b = GraphBuilder("g")
     x = b.input("x", TensorType(FLOAT32, shape))
     w = b.input("w", TensorType(FLOAT32, (shape[1], shape[1], 1, 1)))
     return b.finish({"y": lrn(b, conv(b, x, w), 5)})

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError, SessionError, UsageError
+from foreplan.base.errors import PlanError, SessionError, UsageError
+from foreplan.base.units import align_up
 from foreplan.frontend import Tensor, nn
 from foreplan.graph import Normal
 from foreplan.graph.blocks import Blocks
@@ -20,7 +21,6 @@ from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.inputs import made_up
 from foreplan.runtime.loop import PlannedLoop, loop_of
 from foreplan.runtime.plancheck import check_program
-from foreplan.units import align_up
 from tests.cpu.check import needs_onednn
 from tests.cpu.families import NETS, built
 from tests.profile import cases, pick

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 import foreplan as fp
-from foreplan import processor
+from foreplan.base import processor
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices

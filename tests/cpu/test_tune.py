@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op
 from foreplan.runtime.cpu import tune

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import foreplan as fp
+from foreplan.base.errors import UnsupportedError, UsageError
 from foreplan.eager import Eager, Variant, as_pytorch
-from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.frontend.tracing.elementwise import apply
 from foreplan.ops.expr import erf

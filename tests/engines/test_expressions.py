@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, DType
 from foreplan.ops.expr import FUNCTIONS, infer_dtypes, parse_expr
 from foreplan.ops.map import Map

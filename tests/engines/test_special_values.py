@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Builder, DType, TensorType, as_dtype
+from foreplan.graph import DType, GraphBuilder, TensorType, as_dtype
 from foreplan.graph.types import BOOL
 from foreplan.ops.expr import FUNCTIONS
 from foreplan.ops.map import Map
@@ -99,7 +99,7 @@ def complaints(name: str, args: list[np.ndarray], y: np.ndarray, engine: str) ->
 def test_functions_of_special_values(dtype: DType, target: str) -> None:
     if target != "numpy":
         require("cpu")
-    b = Builder("special")
+    b = GraphBuilder("special")
     arrays = {arity: grid(dtype, arity) for arity in (1, 2, 3)}
     given = {f"x{arity}_{i}": x for arity, xs in arrays.items() for i, x in enumerate(xs)}
     values = {name: b.input(name, TensorType(dtype, x.shape)) for name, x in given.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr import FUNCTIONS, Arg, Call

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError, UsageError
+from foreplan.base.errors import UnsupportedError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Array
 from foreplan.runtime.inputs import made_up

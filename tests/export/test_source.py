@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.base.errors import ModelError, UnsupportedError
 from foreplan.export import save
 from foreplan.graph import Graph
 from foreplan.passes.select import select_outputs

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Uniform
 from foreplan.runtime.inputs import made_up

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import foreplan as fp
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
 from tests.ranks.threads import Thread, run
 
 RANKS = 2

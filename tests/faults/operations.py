@@ -19,9 +19,10 @@ import numpy as np
 from click.testing import CliRunner
 
 import foreplan as fp
-from foreplan import disk_cache, shared_plans
+from foreplan.base import disk_cache
 from foreplan.cli import cli
-from foreplan.kept_plans import kept_plan
+from foreplan.compiler import shared_plans
+from foreplan.compiler.kept_plans import kept_plan
 from foreplan.runtime.session import Session
 from tests.cache import kept_files
 from tests.faults.of_ranks import RanksSave, in_parts, in_stages

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreplan import disk_cache, kept_plans, shared_plans
+from foreplan.base import disk_cache
+from foreplan.compiler import kept_plans, shared_plans
 from foreplan.planner import driver
 from tests.foreplan.sharing import PROBLEM, Machine
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from foreplan import shared_plans
-from foreplan.disk_cache import sealed
-from foreplan.kept_plans import kept_plan
+from foreplan.base.disk_cache import sealed
+from foreplan.compiler import shared_plans
+from foreplan.compiler.kept_plans import kept_plan
 from foreplan.planner import Plan, Problem, driver
 from tests.cache import kept_files
 from tests.planner.problems import training_net

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from foreplan import calibrate_links as module
-from foreplan.calibrate_links import GLOO, LARGE, MEMORY, SMALL, calibrate_link
-from foreplan.calibration import read_entries, record
-from foreplan.errors import TargetError
+from foreplan.base.calibration import read_entries, record
+from foreplan.base.errors import TargetError
+from foreplan.calibration import links as module
+from foreplan.calibration.links import GLOO, LARGE, MEMORY, SMALL, calibrate_link
 from foreplan.lower.links import LINKS
 
 RATE, TOGETHER, HOP = 8_000_000_000, 24_000_000_000, 7_000

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan import calibrate_process as module
-from foreplan.calibrate_process import Seen, calibrate_process, held_at_most
-from foreplan.calibration import read_entries, record
-from foreplan.errors import TargetError
+from foreplan.base.calibration import read_entries, record
+from foreplan.base.errors import TargetError
+from foreplan.calibration import processes as module
+from foreplan.calibration.processes import Seen, calibrate_process, held_at_most
 from foreplan.runtime.processes import PROCESSES
 from tests.cpu.check import needs_onednn
 

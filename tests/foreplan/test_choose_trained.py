@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foreplan as fp
+from foreplan.base.patterns import Selection
 from foreplan.graph import Graph, Kind
-from foreplan.patterns import Selection
 from tests.foreplan.shell import answer, foreplan
 
 MODEL = "mlp:batch=8,width=16,layers=2,inputs=4,classes=3"

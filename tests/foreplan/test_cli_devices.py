@@ -6,9 +6,12 @@ import os
 
 import pytest
 
-from foreplan import calibrate, calibrate_links, calibrate_process, disk_cache
-from foreplan.calibration import Calibration
-from foreplan.errors import TargetError
+from foreplan.base import disk_cache
+from foreplan.base.calibration import Calibration
+from foreplan.base.errors import TargetError
+from foreplan.calibration import cards as calibrate
+from foreplan.calibration import links as calibrate_links
+from foreplan.calibration import processes as calibrate_process
 from foreplan.lower.links import LINKS
 from foreplan.runtime.cpu import tune
 from foreplan.runtime.cuda.calibration import CARDS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from tests.foreplan.shell import MODEL, answer, foreplan
 
 WIDE = "unet:batch=4,size=64,width=4"  # whose activations are most of its memory

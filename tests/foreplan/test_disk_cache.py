@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from tests.cache import kept_files
 
 NAMES = [disk_cache.file_name(str(i), "o", "kernel") for i in range(8)]
@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_goes(folder: Path) -> None:
     assert [file.name for file in kept_files(folder)] == sorted([NAMES[0], NAMES[1], new])
 
 
-CLAIM = "from foreplan.disk_cache import claim; claim('a'); print('claimed', flush=True); input()"
+CLAIM = "from foreplan.base.disk_cache import claim; claim('a'); print('claimed', flush=True); input()"
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -259,7 +259,7 @@ def test_a_folder_with_other_files_is_no_cache(
 
 READS = """
 import os
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 os.setgroups([]), os.setgid(54321), os.setuid(54321)
 print(disk_cache.kept("a"))
 disk_cache.keep("b", b"mine")

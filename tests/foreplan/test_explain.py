@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.changes import Change
-from foreplan.errors import UsageError
-from foreplan.explanation import Explanation
+from foreplan.base.errors import UsageError
 from foreplan.planner import totals
+from foreplan.views.explanation import Change, Explanation
 from foreplan.views.timeline import Phase
 from tests.foreplan.shell import answer, foreplan
 from tests.profile import pick

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from foreplan.errors import SessionError, UsageError
-from foreplan.files import check_writable, open_atomically, write_atomically
+from foreplan.base.errors import SessionError, UsageError
+from foreplan.base.files import check_writable, open_atomically, write_atomically
 
 
 def run(code: str, **options) -> subprocess.CompletedProcess:
@@ -41,7 +41,7 @@ def test_replaces_and_keeps_access_rights(tmp_path):
 
 def test_a_new_file_follows_the_umask(tmp_path):
     done = run(
-        f"import os; os.umask(0o027)\nfrom foreplan.files import *\nwrite_atomically({str(tmp_path / 'a')!r}, '')"
+        f"import os; os.umask(0o027)\nfrom foreplan.base.files import *\nwrite_atomically({str(tmp_path / 'a')!r}, '')"
     )
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
@@ -119,7 +119,7 @@ def test_without_space_the_old_file_stays(tmp_path):
     # A file-size limit fails a regular file in mid-write, as a full disk does; Python ignores the signal.
     done = run(
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "from foreplan.files import write_atomically\nfrom foreplan.errors import SessionError\n"
+        "from foreplan.base.files import write_atomically\nfrom foreplan.base.errors import SessionError\n"
         f"try: write_atomically({str(path)!r}, bytes(100_000))\n"
         "except SessionError as error: print(error)"
     )
@@ -138,7 +138,7 @@ def test_without_permission(tmp_path):
     (tmp_path / "closed").chmod(0o555)
     tmp_path.chmod(0o755)
     code = (
-        "import os\nfrom foreplan.errors import UsageError\nfrom foreplan.files import write_atomically\n"
+        "import os\nfrom foreplan.base.errors import UsageError\nfrom foreplan.base.files import write_atomically\n"
         f"os.chdir({str(tmp_path)!r})\nif os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "for path in ('closed/new', 'open/a'):\n"
         "    try: write_atomically(path, b'')\n    except UsageError as error: print(error)"
@@ -162,7 +162,7 @@ def test_a_pipe_is_written_directly(tmp_path):
 
 
 def test_standard_output_by_name(tmp_path):
-    code = "from foreplan.files import *\nprint('first', end=' ')\nwrite_atomically('/dev/stdout', 'second')"
+    code = "from foreplan.base.files import *\nprint('first', end=' ')\nwrite_atomically('/dev/stdout', 'second')"
     assert run(code).stdout == "first second"
     log = tmp_path / "log"
     log.write_text("kept ")
@@ -173,7 +173,7 @@ def test_standard_output_by_name(tmp_path):
 
 def test_a_reader_that_has_gone_is_the_callers(tmp_path):
     code = (
-        "import os\nfrom foreplan.files import *\nr, w = os.pipe(); os.close(r)\n"
+        "import os\nfrom foreplan.base.files import *\nr, w = os.pipe(); os.close(r)\n"
         "try: write_atomically(f'/dev/fd/{w}', b'x' * 10)\nexcept BrokenPipeError: print('broken')"
     )
     assert run(code).stdout == "broken\n"
@@ -181,7 +181,7 @@ def test_a_reader_that_has_gone_is_the_callers(tmp_path):
 
 KILLED = """
 import os, signal
-from foreplan.files import open_atomically
+from foreplan.base.files import open_atomically
 with open_atomically({path!r}) as file:
     file.write(bytes(100_000))
     file.flush()
@@ -206,7 +206,7 @@ def test_a_file_that_another_process_writes_stays(tmp_path):
     path = tmp_path / "a"
     with open_atomically(path) as file:
         file.write(b"mine")
-        done = run(f"from foreplan.files import *\nwrite_atomically({str(path)!r}, 'theirs')")
+        done = run(f"from foreplan.base.files import *\nwrite_atomically({str(path)!r}, 'theirs')")
         assert done.returncode == 0, done.stderr
         assert path.read_text() == "theirs" and len(os.listdir(tmp_path)) == 2
     assert path.read_text() == "mine" and os.listdir(tmp_path) == ["a"]
@@ -214,7 +214,7 @@ def test_a_file_that_another_process_writes_stays(tmp_path):
 
 def test_many_writers_of_one_path(tmp_path):
     path = tmp_path / "a"
-    code = f"from foreplan.files import *\nfor i in range(200): write_atomically({str(path)!r}, 'whole' * 1000)"
+    code = f"from foreplan.base.files import *\nfor i in range(200): write_atomically({str(path)!r}, 'whole' * 1000)"
     writers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(4)]
     assert [writer.communicate()[1] for writer in writers] == [b""] * 4
     assert path.read_text() == "whole" * 1000 and os.listdir(tmp_path) == ["a"]

@@ -9,8 +9,8 @@ import pytest
 
 import foreplan as fp
 from foreplan import passes
-from foreplan.api import other_forms
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
+from foreplan.compiler.forms import other_forms
 from foreplan.options import Options
 from tests.foreplan.chains import chain
 from tests.foreplan.shell import answer, foreplan

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan import trials
-from foreplan.errors import UsageError
-from foreplan.fitting import batch_of
-from foreplan.remedies import remedies
+from foreplan.base.errors import UsageError
+from foreplan.base.units import as_size, in_common, parse_bytes
+from foreplan.fit import trials
+from foreplan.fit.fitting import batch_of
+from foreplan.fit.remedies import remedies
 from foreplan.runtime.cuda import device as devices_module
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.outside import PAGE
 from foreplan.runtime.regions import allocated
-from foreplan.units import as_size, in_common, parse_bytes
-from foreplan.verdict import Verdict
+from foreplan.views.verdict import Verdict
 from tests.foreplan.card import FIXED, MIB, small_card
 from tests.foreplan.shell import MODEL, answer, foreplan
 

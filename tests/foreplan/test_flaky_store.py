@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from foreplan import shared_plans
+from foreplan.compiler import shared_plans
 from tests.foreplan.sharing import Machine
 from tests.profile import pairs
 

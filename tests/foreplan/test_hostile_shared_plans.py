@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from foreplan import kept_plans
+from foreplan.compiler import kept_plans
 from foreplan.planner import driver, verify
 from foreplan.planner.memory.order_bound import order_bound
 from tests.foreplan.sharing import HOSTILE, PROBLEM, Machine, only

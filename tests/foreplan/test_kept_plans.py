@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache, kept_plans
-from foreplan.kept_plans import kept_plan
+from foreplan.base import disk_cache
+from foreplan.compiler import kept_plans
+from foreplan.compiler.kept_plans import kept_plan
 from foreplan.planner import driver
 from tests.cache import kept_files
 

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.compiled import Compiled
-from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.base.errors import DoesNotFitError, UsageError
+from foreplan.compiler.compiled import Compiled
 from foreplan.planner import Buffer, buffers, verify, without_reuse
 from foreplan.runtime.session import Session
 from tests.foreplan.shell import MODEL, answer, foreplan

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from foreplan import onnx_backend
-from foreplan.errors import InputError, UnsupportedError, UsageError, ValueNeededError
+from foreplan.base.errors import InputError, UnsupportedError, UsageError, ValueNeededError
 from foreplan.onnx_backend import Backend
 from foreplan.runtime.cuda.libraries import driver
 from tests.frontend.onnx.models import info, model, node, random

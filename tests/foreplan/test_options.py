@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.arguments import REMAT
+from foreplan.base.arguments import REMAT
 from foreplan.cli.main import cli
-from foreplan.option_fields import said_of
 from foreplan.options import PRECISIONS, Options
+from foreplan.options.fields import said_of
 from foreplan.passes import PRECISIONS as TYPES
 
 NAMES = [each.name for each in fields(Options)]

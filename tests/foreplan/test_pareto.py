@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.compiled import Compiled
-from foreplan.fitting import largest
-from foreplan.pareto import Point, pareto
+from foreplan.base.units import format_bytes
+from foreplan.compiler.compiled import Compiled
+from foreplan.fit.fitting import largest
+from foreplan.fit.pareto import Point, pareto
+from foreplan.fit.trials import Trials
 from foreplan.planner import plan
-from foreplan.trials import Trials
-from foreplan.units import format_bytes
 from tests.foreplan.shell import answer, foreplan
 from tests.profile import pick
 
@@ -103,7 +103,7 @@ def test_pareto_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0]["arena_bytes"] == estimated["arena_bytes"]
     estimated = answer("estimate", SMALL, "--budget", found[-1]["budget_bytes"])
     assert estimated["arena_bytes"] <= found[-1]["arena_bytes"] < found[0]["arena_bytes"]
-    monkeypatch.setattr("foreplan.pareto.pareto", lambda *_: [Point(**point) for point in found])
+    monkeypatch.setattr("foreplan.fit.pareto.pareto", lambda *_: [Point(**point) for point in found])
     lines = foreplan("pareto", SMALL).stdout.splitlines()
     assert len(lines) == len(found) + 1 and lines[1].count("█") == 40
     foreplan("pareto", SMALL, "--budget", "1GiB", code=2)
@@ -134,7 +134,7 @@ def test_points_with_copies_tell_the_host_memory(monkeypatch: pytest.MonkeyPatch
     hosts = [point.host_bytes for point in points]
     assert hosts[0] == 0 < max(hosts)
     assert all(nbytes % (512 * 256 * 4) == 0 for nbytes in hosts)
-    monkeypatch.setattr("foreplan.pareto.pareto", lambda *_: points)
+    monkeypatch.setattr("foreplan.fit.pareto.pareto", lambda *_: points)
     header, *lines = foreplan("pareto", WIDE, "--offload").stdout.splitlines()
     assert header.split() == ["arena", "host", "time", "flops", "instructions"]
     assert [" ".join(line.split()[2:4]) for line in lines] == [format_bytes(nbytes) for nbytes in hosts]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.lower.segments import find_segments
 from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session

@@ -13,8 +13,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from foreplan import shared_plans
-from foreplan.kept_plans import kept_plan
+from foreplan.compiler import shared_plans
+from foreplan.compiler.kept_plans import kept_plan
 from tests.foreplan.sharing import HOSTILE, Machine, only
 from tests.planner.problems import training_chain
 
@@ -34,7 +34,8 @@ def test_a_folder_and_files_that_others_may_write_serve(mode: int, machine: Mach
 
 AS_ANOTHER = """
 import encodings.ascii, os, sys, filelock
-from foreplan import disk_cache, kept_plans
+from foreplan.base import disk_cache
+from foreplan.compiler import kept_plans
 from tests.planner.problems import training_chain
 plan, planned = kept_plans.plan, []
 plan(training_chain(2))  # which loads what the other user may not be able to read

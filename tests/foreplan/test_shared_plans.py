@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache, kept_plans, shared_plans
-from foreplan.errors import DoesNotFitError
-from foreplan.kept_plans import kept_plan
+from foreplan.base import disk_cache
+from foreplan.base.errors import DoesNotFitError
+from foreplan.compiler import kept_plans, shared_plans
+from foreplan.compiler.kept_plans import kept_plan
 from foreplan.planner import Plan, driver
 from tests.foreplan.sharing import PROBLEM, Machine, only
 from tests.profile import pick
@@ -35,7 +36,7 @@ def alike(shared: Plan, found: Plan) -> bool:
 PROCESS = """
 import hashlib, sys, time
 from pathlib import Path
-from foreplan import kept_plans
+from foreplan.compiler import kept_plans
 from tests.planner.problems import training_chain
 
 problem, folder, me = training_chain(1), Path(sys.argv[1]), sys.argv[2]
@@ -104,7 +105,7 @@ def test_what_fits_no_budget_fails_in_all_processes_at_once(tmp_path: Path, fold
 
 
 HOLDER = """
-from foreplan import shared_plans
+from foreplan.compiler import shared_plans
 with shared_plans.turn("a"):
     print("held", flush=True)
     input()

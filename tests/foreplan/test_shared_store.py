@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foreplan import disk_cache, shared_plans
-from foreplan.kept_plans import kept_plan
+from foreplan.base import disk_cache
+from foreplan.compiler import shared_plans
+from foreplan.compiler.kept_plans import kept_plan
 from tests.foreplan.sharing import HOSTILE, Machine, only
 from tests.foreplan.test_shared_plans import alike, at_once
 from tests.planner.problems import training_chain

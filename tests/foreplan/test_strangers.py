@@ -24,9 +24,11 @@ import filelock
 import pytest
 
 import foreplan as fp
-from foreplan import calibrate_process, calibration, disk_cache, shared_plans
+from foreplan.base import calibration, disk_cache
+from foreplan.base.files import _machine, _prefix, open_atomically, write_atomically
+from foreplan.calibration import processes as calibrate_process
 from foreplan.cli.log import open_logs
-from foreplan.files import _machine, _prefix, open_atomically, write_atomically
+from foreplan.compiler import shared_plans
 from foreplan.runtime.cuda.libraries.nvrtc import Nvcc, Source
 from tests.test_structure import PACKAGE, python_files
 
@@ -50,7 +52,7 @@ EXEMPT = {
     "cli/main.py open(os.devnull, 'w')": "the null device",
     "frontend/onnx/importer.py self.guards.rename(renamed)": "names of tensors",
     "cli/data.py archive.open(zipfile.ZipInfo(f'{name}.npy'), 'w', force_zip64=True)": "within a file",
-    "shared_plans.py os.open(name, flags, dir_fd=folder)": "these flags read",
+    "compiler/shared_plans.py os.open(name, flags, dir_fd=folder)": "these flags read",
     "runtime/cuda/libraries/stand_in.py open(os.memfd_create('libcuda'), 'wb')": "memory without a name",
 }
 _NAMED = re.compile(rf"\b({'|'.join(sorted(CHANGES | {name for _, name in CHANGES_OF} | {'open'}))})\(")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
-from foreplan.units import parse_budget, parse_bytes, parse_nanoseconds, parse_rate
+from foreplan.base.errors import UsageError
+from foreplan.base.units import parse_budget, parse_bytes, parse_nanoseconds, parse_rate
 
 SMALL = "mlp:batch=4,width=8,layers=2"
 

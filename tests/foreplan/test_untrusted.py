@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.base.units import format_bytes
+from foreplan.base.untrusted import ANY, LEAST_BYTES, LEAST_SECONDS, RULES
 from foreplan.cli.data import read_arrays, samples_in
 from foreplan.planner import read_intervals
 from foreplan.runtime.adapters import _read_config
 from foreplan.runtime.cuda.device import device_named
-from foreplan.units import format_bytes
-from foreplan.untrusted import ANY, LEAST_BYTES, LEAST_SECONDS, RULES
 from foreplan.views.read_snapshot import read_snapshot
 from tests.foreplan.hostile_files import LARGE, NODE, ROOM, WRITERS, save
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError, TraceError, UsageError
+from foreplan.base.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import losses, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
 from tests.ops.check import evaluate

@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError, TraceError, UsageError
+from foreplan.base.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.graph import Array, Fill, Normal, Uniform
-from foreplan.graph.ir import Kind
 from foreplan.graph.op import op_text
+from foreplan.graph.value import Kind
 from tests.ops.check import evaluate
 from tests.oracle.peers import jax, jnp, lax
 

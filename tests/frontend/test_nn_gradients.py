@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.errors import ShapeError, UsageError
 from foreplan.frontend import nn, spec, trace
 from tests.frontend.judged import close, run
 from tests.oracle.peers import jax, jnp, pulled

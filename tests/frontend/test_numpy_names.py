@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.frontend import spec, trace
 from foreplan.frontend.tracing.tensor import Tensor
-from foreplan.graph import Builder
+from foreplan.graph import GraphBuilder
 from foreplan.ops.reduce import reduce
 from foreplan.ops.scan import cumprod
 from tests.frontend.judged import close, run
@@ -272,7 +272,7 @@ def test_cumulative_products_of_other_forms() -> None:
             whole = np.cumprod(turned, 1)
             before = np.concatenate([np.ones((3, 1)), whole], 1)[:, :n]
             for exclusive, expected in ((False, whole), (True, before)):
-                b = Builder()
+                b = GraphBuilder()
                 value = b.input("x", spec(part.shape, "float64").type)
                 graph = b.finish({"y": cumprod(b, value, 1, exclusive, reverse)})
                 (got,) = [evaluate(graph, {"x": part})[v] for v in graph.outputs.values()]

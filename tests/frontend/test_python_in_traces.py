@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.graph import Graph
 from tests.drawn_python import GRID, check_numbers, compiled, drawn
 from tests.ops.check import evaluate

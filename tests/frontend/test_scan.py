@@ -10,8 +10,8 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn
-from foreplan.errors import InputError, ModelError, ShapeError, TraceError, UnsupportedError, UsageError
-from foreplan.graph.ir import Kind
+from foreplan.base.errors import InputError, ModelError, ShapeError, TraceError, UnsupportedError, UsageError
+from foreplan.graph.value import Kind
 from foreplan.ops.loop import Loop
 from tests.frontend.judged import close, run
 from tests.oracle.peers import jnp, lax, pulled
@@ -206,7 +206,7 @@ def test_numbers_that_select_within_a_loop_are_checked(
         return fp.scan(cell, np.zeros((2, 3)), tokens)[0]
 
     if written_out:
-        monkeypatch.setattr("foreplan.step_graphs._has_loops", lambda options: False)
+        monkeypatch.setattr("foreplan.compiler.step_graphs._has_loops", lambda options: False)
     session = fp.compile(fp.trace(model, fp.spec((5, 4), "int64")), target=target).bind()
     session.step({"tokens": np.full((5, 4), 6)})
     for wrong in (7, -8, 1 << 40):

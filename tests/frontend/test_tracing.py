@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.special
 
-from foreplan.errors import ShapeError, TraceError, UsageError
+from foreplan.base.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import spec, trace
 from foreplan.graph import parse_graph
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.ops.check import evaluate
 
 RNG = np.random.default_rng(7)

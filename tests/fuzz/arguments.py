@@ -14,8 +14,8 @@ import numpy as np
 from click.testing import CliRunner
 
 import foreplan as fp
+from foreplan.base.errors import UsageError
 from foreplan.cli import cli
-from foreplan.errors import UsageError
 from tests.fuzz.target import Target
 from tests.profile import SHORT, searching_by
 

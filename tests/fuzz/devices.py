@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import foreplan as fp
-from foreplan import calibration
+from foreplan.base import calibration
 from foreplan.runtime.cuda import device
 from foreplan.runtime.cuda.calibration import CARDS
 from foreplan.runtime.processes import PROCESSES

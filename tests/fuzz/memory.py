@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.runtime.numpy import engine
-from foreplan.units import align_up
 
 PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)

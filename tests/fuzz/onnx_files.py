@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 import foreplan as fp
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.graph import Graph, Value
 from tests.fuzz.damage import bytes_changed, structure_changed
 from tests.fuzz.drawn_graphs import drawn

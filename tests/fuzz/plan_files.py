@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import foreplan as fp
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
 from foreplan.graph import Graph
 from foreplan.lower.program import Program
 from foreplan.planner import without_reuse

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.planner import Problem, verify
 from foreplan.planner.records import plan_of
 

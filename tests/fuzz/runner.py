@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.jit import machine
 from tests.fuzz.target import Target
 

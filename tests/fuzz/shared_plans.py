@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.kept_plans import _Question
+from foreplan.base.errors import DoesNotFitError, UsageError
+from foreplan.compiler.kept_plans import _Question
 from foreplan.planner import Plan, verify
 from foreplan.planner.memory.order_bound import order_bound
 from tests.fuzz.plan_files import SAVED, TARGETS, results_of, saved

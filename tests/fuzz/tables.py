@@ -12,7 +12,7 @@ import numpy as np
 
 import foreplan as fp
 from foreplan.cli.data import epoch, read_arrays, samples_in
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
 from foreplan.planner import place_intervals, read_intervals, write_intervals
 from tests.fuzz.mutate import damaged
 from tests.fuzz.target import Target

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from tests.fuzz import runner
 from tests.fuzz.target import Target
 

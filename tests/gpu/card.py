@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.graph import Op, Window
 from foreplan.lower.target import Candidate
 from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply, Source

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.graph import Op, TensorType, Window
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels import lt

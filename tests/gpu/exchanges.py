@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops import collective
 from foreplan.ops.shape import transpose
@@ -29,7 +29,7 @@ def kinds(ranks: int) -> Mapping[str, collective.Collective]:
 
 def of_one(op: collective.Collective, shape: tuple[int, ...]) -> Graph:
     """A graph of a collective: of one tensor, and of another one that lies transposed."""
-    b = Builder("g")
+    b = GraphBuilder("g")
     x = b.input("x", TensorType(FLOAT32, shape))
     y = b.input("y", TensorType(FLOAT32, shape[::-1]))
     turned = transpose(b, y, tuple(reversed(range(len(shape)))))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.cuda.engine import ready
 from foreplan.runtime.cuda.launch import Address, LaunchKernel
 from foreplan.runtime.cuda.libraries import driver

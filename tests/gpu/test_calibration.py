@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan import calibrate as calibrating
-from foreplan import calibration
-from foreplan.calibrate import calibrate
-from foreplan.calibration import Calibration, own_file, read_entries, record
-from foreplan.errors import TargetError, UsageError
+from foreplan.base import calibration
+from foreplan.base.calibration import Calibration, own_file, read_entries, record
+from foreplan.base.errors import TargetError, UsageError
+from foreplan.base.units import align_up
+from foreplan.calibration import cards as calibrating
+from foreplan.calibration.cards import calibrate
 from foreplan.lower.outside import Use
 from foreplan.runtime.cuda.calibration import CARDS, calibrations
 from foreplan.runtime.cuda.device import device_named
@@ -21,14 +22,13 @@ from foreplan.runtime.cuda.libraries import capture
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.outside import PAGE, outside
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.units import align_up
 from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn
 from tests.gpu.compiled import needs_gcc
 
 CARD = device_named("b200")  # of which no calibration comes with foreplan
 SHIPPED = read_entries(
-    (Path(calibration.__file__).parent / "runtime" / "cuda" / CARDS.file).read_text(), CARDS.file, CARDS
+    (Path(calibration.__file__).parents[1] / "runtime" / "cuda" / CARDS.file).read_text(), CARDS.file, CARDS
 )
 VERSIONS = {"driver": "580.105.08", "cuda": "13.0", "cupy": "14.2.0"}
 FOUND = Calibration(

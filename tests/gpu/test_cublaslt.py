@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError, TargetError
+from foreplan.base.errors import PlanError, TargetError
 from foreplan.graph import Window
 from foreplan.ops.conv.ops import ConvOp
 from foreplan.ops.matmul import MatMul

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError, TargetError
+from foreplan.base.errors import PlanError, TargetError
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.launch import Multiply
 from foreplan.runtime.cuda.libraries import driver

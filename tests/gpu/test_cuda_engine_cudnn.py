@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.ops.attention.blocks import AttentionOp

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import tensor_type

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
 from foreplan.ops.attention.gradient import AttentionGrad

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES

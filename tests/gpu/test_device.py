@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.errors import TargetError, UsageError
 from foreplan.runtime.cuda.device import PRECISIONS, Device, device_named, devices, read_device
 from foreplan.runtime.cuda.libraries.capture import captured, device_from, peaks_of
 

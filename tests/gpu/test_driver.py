@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import PlanError, TargetError
+from foreplan.base.errors import PlanError, TargetError
 from foreplan.runtime.cuda.launch import Launch, Source
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.driver import CupyCard

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan.units import align_up
+from foreplan.base.units import align_up
 from tests.cpu.test_engine import MODELS, compiled, data_for
 from tests.gpu.on_card import opened_or_skipped
 from tests.profile import cases

@@ -13,9 +13,9 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.compiled import Compiled
-from foreplan.errors import TargetError
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.base.errors import TargetError
+from foreplan.compiler.compiled import Compiled
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops import collective
 from foreplan.ops.local_index import LocalIndex
@@ -148,7 +148,7 @@ def test_groups_train_as_one_process(
 @needs_gcc
 @pytest.mark.parametrize("ignored", [None, -100])
 def test_local_indices(monkeypatch: pytest.MonkeyPatch, ignored: int | None) -> None:
-    b = Builder("g")
+    b = GraphBuilder("g")
     x = b.input("x", TensorType(DTYPES["int32"], (5, 7)))
     graph = b.finish({"y": b.apply(LocalIndex(3, extent=4, ignored=ignored), x)})
     low = -12 if ignored is None else 0

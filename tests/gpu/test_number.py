@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.cuda.libraries.capture import captured
 from foreplan.runtime.cuda.libraries.driver import CupyCard
 from foreplan.runtime.cuda.libraries.number import own_number

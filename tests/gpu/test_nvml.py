@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.cuda.libraries import driver, nvml
 from foreplan.runtime.cuda.libraries.nvml import Nvml
 from tests.gpu.compiled import needs_gcc

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES

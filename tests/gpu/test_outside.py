@@ -7,17 +7,17 @@ import dataclasses
 import pytest
 
 import foreplan as fp
-from foreplan.calibration import read_table
-from foreplan.errors import TargetError
+from foreplan.base.calibration import read_table
+from foreplan.base.errors import TargetError
+from foreplan.base.outside import Part
+from foreplan.base.units import align_up
 from foreplan.lower.outside import Use
-from foreplan.outside import Part
 from foreplan.runtime.cuda import lacking as module
 from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
 from foreplan.runtime.cuda.code import instructions
 from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.runtime.cuda.outside import PAGE, outside, outside_arena
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.units import align_up
 from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")

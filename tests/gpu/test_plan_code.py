@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError, TargetError, UsageError
+from foreplan.base.errors import PlanError, TargetError, UsageError
 from foreplan.runtime.cuda.launch import Launch
 from foreplan.runtime.cuda.libraries import driver, nvrtc
 from foreplan.runtime.cuda.libraries.driver import Run

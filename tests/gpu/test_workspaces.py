@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
+from foreplan.base.errors import TargetError
 from foreplan.eager import Eager, Variant, Workspaces, as_pytorch
-from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import tensor_type
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from foreplan.errors import ModelError
-from foreplan.graph import Builder, Fill, Kind, parse_graph
-from foreplan.graph.op import parse_op
+from foreplan.base.errors import ModelError
+from foreplan.graph import Fill, GraphBuilder, Kind, parse_graph
+from foreplan.graph.registry import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
 from foreplan.ops.join import Pad
@@ -37,7 +37,7 @@ def test_text_with_numbers_that_are_no_integers(init: str, expr: str, message: s
 
 
 def test_a_constant_of_integers_cannot_be_filled_with_nan() -> None:
-    b = Builder("integers")
+    b = GraphBuilder("integers")
     c = b.store("c", tensor_type("int64[3]"), Kind.CONSTANT, Fill(math.nan))
     with pytest.raises(ModelError, match=r"the stored .*c.* cannot hold fill\(nan\)"):
         b.finish({"y": c})
@@ -111,7 +111,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_is_read_back(name: str) -> None:
     """Of the graph, an input, a stored value, a node and what it gives, and a result."""
-    b = Builder(name)
+    b = GraphBuilder(name)
     x = b.input(f"{name}x", tensor_type("float32[2]"))
     w = b.store(f"{name}w", tensor_type("float32[2]"), Kind.PARAMETER, Fill(0.5))
     (y,) = b.node(Map(("(a0 + a1)",)), x, w, name=name, outputs=[name])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from foreplan.errors import ModelError
-from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
+from foreplan.base.errors import ModelError
+from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, Node, Value
 from foreplan.graph.types import TensorType, tensor_type
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
@@ -29,16 +29,16 @@ def finished(b: Builder, node: Node) -> Graph:
 
 
 def test_a_node_that_is_taken_over_is_checked() -> None:
-    assert finished(Builder(), lying(TWO)).outputs["y"].type == TWO
+    assert finished(GraphBuilder(), lying(TWO)).outputs["y"].type == TWO
     with pytest.raises(
         ModelError, match=r"node 'add' .* map gives float32\[2,3\], but its outputs are %y: float32\[6\]"
     ):
-        finished(Builder(), lying(SIX))
+        finished(GraphBuilder(), lying(SIX))
 
 
 def test_a_copy_that_reads_another_type_is_checked() -> None:
     """A pass puts a scalar in the place of what a node reads: what the node gives is no longer what it says."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TWO)
     y = b.apply(Map(("exp(a0)",)), b.apply(Map(("a0 + 1.0",)), x, name="first"), name="second")
     graph = b.finish({"y": y})
@@ -51,7 +51,7 @@ def test_a_copy_that_reads_another_type_is_checked() -> None:
 
 
 def test_a_copy_that_reads_what_its_op_cannot_take_is_refused_by_name() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input("x", TWO), b.input("w", tensor_type("float32[3,4]"))
     graph = b.finish({"y": b.apply(MatMul(), b.apply(Map(("a0 + 1.0",)), x, name="first"), w, name="product")})
 
@@ -66,7 +66,7 @@ def test_a_copy_that_reads_what_its_op_cannot_take_is_refused_by_name() -> None:
 def test_a_name_that_no_file_can_hold_is_refused(which: str) -> None:
     """As Python reads the name of a file that is not UTF-8."""
     names = {each: each for each in ("input", "stored", "node", "output")} | {which: "caf\udce9"}
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(names["input"], TWO)
     w = b.store(names["stored"], TWO, Kind.PARAMETER, Fill(0.0))
     y = b.apply(Map(("(a0 + a1)",)), x, w, name=names["node"])

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, Graph, TensorType, as_dtype
+from foreplan.base.errors import UsageError
+from foreplan.graph import Graph, GraphBuilder, TensorType, as_dtype
 from foreplan.ops.map import elementwise
 
 
 def small() -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, y = (b.input(name, TensorType(as_dtype("float32"), (3,))) for name in "xy")
     return b.finish({"z": elementwise(b, lambda x, y: x * y, x, y)})
 

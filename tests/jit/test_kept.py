@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan import disk_cache
+from foreplan.base import disk_cache
 from foreplan.jit import compiled, machine
 from tests.cache import kept_files
 
@@ -177,7 +177,7 @@ def test_threads_that_need_the_same_function_at_once_compile_it_once(
 ELSEWHERE = """
 import os
 import platform
-from foreplan import processor
+from foreplan.base import processor
 
 if os.environ["ON"]:
     processor.instructions = lambda: tuple(os.environ["ON"].split("; "))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Cost, Op, Window, parse_graph
 from foreplan.lower import Candidate, DeviceProfile, lower
 from foreplan.lower.target import named

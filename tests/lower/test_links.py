@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan.calibration import Calibration, record
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.calibration import Calibration, record
+from foreplan.base.errors import TargetError, UsageError
 from foreplan.lower import target_named
 from foreplan.lower.exchanges import Exchanges, cluster_from
 from foreplan.lower.links import (

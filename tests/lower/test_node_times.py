@@ -6,7 +6,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.graph import Builder, TensorType
+from foreplan.graph import GraphBuilder, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.lower.node_times import NodeTimes
 from foreplan.lower.targets import target_named
@@ -29,7 +29,7 @@ def test_nodes_without_a_kernel_take_what_their_parts_take() -> None:
     model = fp.models.build("resnet18:size=32,batch=2")
     step = fp.differentiate(model, fp.losses.cross_entropy, optim.SGD(0.1))
     node = next(each for each in step.nodes if each.op.name == "batch_norm_train")
-    b = Builder()
+    b = GraphBuilder()
     node.op.decompose(b, [b.input(value.name, value.type) for value in node.inputs])
     times = NodeTimes(target_named("cuda:h100"))
     assert len(b.nodes) > 1 and times(node) == sum(times(each) for each in b.nodes) > 0
@@ -37,7 +37,7 @@ def test_nodes_without_a_kernel_take_what_their_parts_take() -> None:
 
 def test_exchanges_take_what_links_take() -> None:
     """A sum over eight cards is scattered and gathered: all bytes but an eighth go out twice, and are added once."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(FLOAT32, (1 << 24,)))
     b.apply(AllReduce(8), x)
     (node,) = b.nodes

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import pytest
 
 import foreplan as fp
-from foreplan.calibration import Calibration, Table, own_file, record
-from foreplan.errors import TargetError
+from foreplan.base.calibration import Calibration, Table, own_file, record
+from foreplan.base.errors import TargetError
+from foreplan.base.outside import Part
 from foreplan.lower.outside import Use, outside
-from foreplan.outside import Part
 from foreplan.runtime import processes as module
 from foreplan.runtime.processes import PROCESSES, machine, outside_on_host, processes, versions_here
 from tests.cpu.check import needs_onednn

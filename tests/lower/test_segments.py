@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.lower import Program
 from foreplan.lower.segments import backward_actions, find_segments, forward_actions
 

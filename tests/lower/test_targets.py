@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import TargetError, UsageError
+from foreplan.base.errors import TargetError, UsageError
+from foreplan.base.processor import cores
 from foreplan.frontend import Tensor, nn, scan, spec, trace
 from foreplan.graph import Graph
 from foreplan.lower import ENGINES, engine_info, lower, target_named, targets
 from foreplan.ops.loop import Loop
 from foreplan.options import Options
-from foreplan.processor import cores
 from foreplan.runtime.cpu import machine, target
 from foreplan.runtime.loop import loop_of
 from tests.cpu.check import notes_of

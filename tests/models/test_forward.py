@@ -8,7 +8,7 @@ from foreplan import models
 from foreplan.frontend import spec, trace
 from foreplan.graph import Graph
 from foreplan.graph.init import generator_for
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from foreplan.models.convnext import block as convnext_block
 from foreplan.models.efficientnet import mb_conv
 from foreplan.models.mobilenet import inverted_residual

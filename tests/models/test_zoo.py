@@ -7,10 +7,10 @@ import time
 import pytest
 
 from foreplan import models
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend import losses
 from foreplan.graph import Graph
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 
 # torchvision's and Hugging Face's counts. BERT: 109,482,240 with the pooler of 768·768 + 768, which this model leaves
 # out, and a head of 768·768 + 768 (dense) + 2·768 (normalisation) + 30,522 (bias).

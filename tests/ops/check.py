@@ -15,10 +15,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Fill, Graph, Kind, Node, Op, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, Node, Op, TensorType, Value, as_dtype
 from foreplan.graph.init import generator_for
-from foreplan.graph.op import op_text, parse_op
+from foreplan.graph.op import op_text
+from foreplan.graph.registry import parse_op
 from foreplan.graph.types import tensor_type
 from foreplan.ops.map import elementwise
 from tests.profile import pick
@@ -117,7 +118,7 @@ def decomposed(op: Op, *arrays: np.ndarray, hard: bool = True) -> list[np.ndarra
 
 @lru_cache(maxsize=16)  # differences evaluate one again and again
 def _decomposition(op: Op, types: tuple[TensorType, ...]) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     values = [b.input(f"x{i}", type) for i, type in enumerate(types)]
     made = op.decompose(b, values)
     assert made is not None
@@ -131,7 +132,7 @@ def built(build: Callable[..., Value | Sequence[Value]], *arrays: np.ndarray) ->
     Args:
         build: from (builder, a value an array) to one value or several.
     """
-    b = Builder()
+    b = GraphBuilder()
     made = build(b, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
     values = [made] if isinstance(made, Value) else list(made)
     graph = b.finish({f"y{i}": value for i, value in enumerate(values)})
@@ -295,7 +296,7 @@ def check_vjp(
     rng = np.random.default_rng(seed)
 
     def start() -> tuple[Builder, list[Value], list[Value]]:
-        b = Builder("check")
+        b = GraphBuilder("check")
         values = [b.input(f"x{i}", type_of(np.asarray(x))) for i, x in enumerate(arrays)]
         made = build(b, *values)
         outputs = [made] if isinstance(made, Value) else list(made)

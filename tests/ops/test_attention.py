@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Fill, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.ops.attention import blocks as attention_blocks
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention, attention
@@ -117,7 +117,7 @@ def test_narrow_types_are_summed_in_float32(dtype: str, shape: tuple[int, ...], 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_narrow_mask_has_a_narrow_gradient(dtype: str) -> None:
-    b = Builder()
+    b = GraphBuilder()
     kind = as_dtype(dtype)
     q, k, v = (b.store(name, TensorType(kind, (1, 2, 3, 4)), Kind.PARAMETER, Fill(0.5)) for name in "qkv")
     mask = b.store("mask", TensorType(kind, (3, 3)), Kind.PARAMETER, Fill(0.0))
@@ -180,7 +180,7 @@ def test_decomposition(shape: tuple[int, ...], causal: bool, heads_last: bool, d
 
 
 def test_refusals() -> None:
-    b = Builder()
+    b = GraphBuilder()
     q, k, v = (b.input(name, type_of(x)) for name, x in zip("qkv", sample((2, 3, 2, 4, 4, 5, 5))))
     with pytest.raises(ShapeError, match="cannot share"):
         attention(b, q, k, v)

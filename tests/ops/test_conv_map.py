@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.ops.conv.mapped import ConvMap, Step, steps_of
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.expr import parse_expr

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops.determinant import det
 from foreplan.ops.reduce import reduce
 from foreplan.ops.scan import cumprod
@@ -38,7 +38,7 @@ def test_the_gradient_of_a_small_singular_matrix_is_that_of_its_cofactors() -> N
 
 
 def test_what_has_no_determinant_is_told() -> None:
-    b = Builder()
+    b = GraphBuilder()
     with pytest.raises(ShapeError, match="square"):
         det(b, b.input("x", TensorType(as_dtype("float32"), (2, 3))))
     with pytest.raises(UnsupportedError, match="64 at most"):

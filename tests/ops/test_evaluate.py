@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.graph import Builder, Kind, TensorType, as_dtype
+from foreplan.graph import GraphBuilder, Kind, TensorType, as_dtype
 from foreplan.graph.init import Array
 from foreplan.ops.evaluate import content, evaluate
 from foreplan.ops.expr import log
@@ -14,7 +14,7 @@ from foreplan.ops.shape import broadcast_to
 
 
 def test_nodes_are_computed_in_order_and_nothing_large_is() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.store("x", TensorType(as_dtype("float32"), (3,)), Kind.CONSTANT, Array(np.arange(3, dtype=np.float32)))
     doubled = elementwise(b, lambda x: x * 2.0, x)
     spread = broadcast_to(b, doubled, (1 << 20, 3))
@@ -24,7 +24,7 @@ def test_nodes_are_computed_in_order_and_nothing_large_is() -> None:
 
 
 def test_what_has_no_kernel_is_computed_by_its_parts() -> None:
-    b = Builder()
+    b = GraphBuilder()
     array = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     one, zero = (np.full(3, number, np.float32) for number in (1, 0))
     values = [
@@ -40,7 +40,7 @@ def test_what_has_no_kernel_is_computed_by_its_parts() -> None:
 
 
 def test_infinities_are_results_whatever_numpy_was_told() -> None:
-    b = Builder()
+    b = GraphBuilder()
     zero = b.store("zero", TensorType(as_dtype("float32"), (1,)), Kind.CONSTANT, Array(np.zeros(1, np.float32)))
     found = elementwise(b, lambda x: log(x), zero)
     known = {zero: content(zero)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops.fourier import MOST_ELEMENTS, dft, stft
 from tests.ops.check import built, check_vjp
 from tests.profile import pairs, pick
@@ -57,7 +57,7 @@ def test_frames_are_windowed_and_a_short_window_is_filled_up() -> None:
 
 
 def test_what_cannot_be_transformed_is_told() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float32"), (2, 6, 3)))
     with pytest.raises(ShapeError, match="1 or 2"):
         dft(b, x)

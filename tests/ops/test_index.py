@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Value
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, GraphBuilder, Value
 from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
@@ -109,7 +109,7 @@ def test_rows_are_added_to_the_result_of_a_map() -> None:
     wanted = 0.5 * data
     np.add.at(wanted, indices, rows)
     np.testing.assert_array_equal(y, wanted)
-    b = Builder("g")
+    b = GraphBuilder("g")
     x, u, i = (b.input(name, type_of(array)) for name, array in (("x", data), ("u", rows), ("i", indices)))
     with pytest.raises(ShapeError, match="one input of its map at least"):
         b.apply(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), i, u)
@@ -181,7 +181,7 @@ def test_valid_range_and_refusals() -> None:
     assert Gather(1).valid_range(1, [data, indices]) == (-5, 4)
     assert Gather(1).valid_range(0, [data, indices]) is None
     assert ScatterAdd(0, (4, 5)).valid_range(0, [indices, data]) == (-4, 3)
-    b = Builder()
+    b = GraphBuilder()
     x, f = b.input("x", data), b.input("f", type_of(np.zeros(3)))
     with pytest.raises(ShapeError, match="indices must be integers"):
         gather(b, x, f)

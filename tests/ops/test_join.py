@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Value
-from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, sum_of_unslices, unslice
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, GraphBuilder, Value
+from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, sum_of_unslices
 from foreplan.ops.map import elementwise
-from foreplan.ops.shape import slice_axis
+from foreplan.ops.shape import slice_axis, unslice
 from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def test_pad(pads: tuple[tuple[int, int], ...], mode: str) -> None:
 
 def test_pad_takes_away_where_negative() -> None:
     x = RNG.integers(0, 9, (4, 6))
-    b = Builder()
+    b = GraphBuilder()
     given = b.input("x", type_of(x))
     y = pad(b, given, [(-1, 2), (0, -3)], 7)
     found = evaluate(b.finish({"y": y}), {"x": x})[y]
@@ -87,7 +87,7 @@ def test_sum_of_unslices(axis: int) -> None:
     sizes = [2, 1, 4]
     pieces = [RNG.standard_normal((n, 3) if axis == 0 else (3, n)) for n in sizes]
     for chosen in ([0, 1, 2], [2, 0, 1], [1, 2], [0]):
-        b = Builder()
+        b = GraphBuilder()
         xs = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(pieces)]
         values = [unslice(b, xs[i], *place(axis, sum(sizes[:i]))) for i in chosen]
         y = sum_of_unslices(b, list(b.nodes))
@@ -103,7 +103,7 @@ def place(axis: int, start: int) -> tuple[tuple[int, int], tuple[int, int], tupl
 
 
 def test_sum_of_unslices_that_do_not_join() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", type_of(np.zeros((3, 2))))
     for other in (
         ((3, 7), (0, 1), (1, 1)),
@@ -120,7 +120,7 @@ def test_sum_of_unslices_that_do_not_join() -> None:
 
 
 def test_refusals() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, y = b.input("x", type_of(np.zeros((2, 3)))), b.input("y", type_of(np.zeros((2, 4))))
     with pytest.raises(ShapeError, match="differ in more than axis 0"):
         concat(b, [x, y], 0)

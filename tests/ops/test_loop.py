@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ModelError, ShapeError
+from foreplan.base.errors import ModelError, ShapeError
 from foreplan.graph import Graph
-from foreplan.graph.op import parse_op
-from foreplan.graph.text import parse_graph, print_graph
+from foreplan.graph.registry import parse_op
+from foreplan.graph.text import parse_graph
 from foreplan.graph.types import tensor_type
 from foreplan.ops.loop import MOST_RUNS, Loop
 
@@ -33,7 +33,7 @@ def test_an_op_is_its_text_also_where_a_body_holds_a_loop() -> None:
     outer += "output %d = %d\noutput %ys = %ys\n"
     nested = Loop(outer, 3, 1, 0)
     assert parse_op(str(nested)) == nested
-    assert print_graph(parse_graph(outer)) == outer
+    assert parse_graph(outer).as_text() == outer
     assert list(map(str, nested.infer(TYPES))) == ["float32[2]", "float32[3,5,2]"]
 
 

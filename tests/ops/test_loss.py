@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Array, Builder, Fill, Kind, Normal, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Array, Builder, Fill, GraphBuilder, Kind, Normal, TensorType, Value, as_dtype
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, _is_one, linear_cross_entropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad, cross_entropy
 from foreplan.ops.map import elementwise
@@ -146,7 +146,7 @@ def test_linear_cross_entropy_gradient() -> None:
         return elementwise(b, lambda x: x * x, loss)
 
     check_vjp(build, h, w, target)
-    b = Builder()
+    b = GraphBuilder()
     values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate((h, w, target))]
     loss = linear_cross_entropy(b, *values)
     made = list(b.nodes)
@@ -160,7 +160,7 @@ def test_linear_cross_entropy_gradient() -> None:
 
 def test_workspace() -> None:
     def bytes_for(rows: int, classes: int, depth: int) -> int:
-        b = Builder()
+        b = GraphBuilder()
         h, w = (b.input(name, type_of(np.empty((n, depth), np.float32))) for name, n in (("h", rows), ("w", classes)))
         linear_cross_entropy(b, h, w, b.input("t", type_of(np.empty(rows, np.int64))))
         (node,) = b.nodes
@@ -173,7 +173,7 @@ def test_workspace() -> None:
 
 
 def test_ranges_and_refusals() -> None:
-    b = Builder()
+    b = GraphBuilder()
     logits, target = b.input("x", type_of(np.zeros((4, 5)))), b.input("t", type_of(np.zeros(5, np.int64)))
     with pytest.raises(ShapeError, match=r"integers of shape \[4\]"):
         cross_entropy(b, logits, target)
@@ -187,7 +187,7 @@ def test_ranges_and_refusals() -> None:
 
 
 def test_only_a_constant_that_is_one_everywhere_is_one() -> None:
-    b, type = Builder(), TensorType(as_dtype("float32"), (2,))
+    b, type = GraphBuilder(), TensorType(as_dtype("float32"), (2,))
     contents = (Fill(1.0), Array(np.ones(2, np.float32)), Fill(2.0), Array(np.array([1, 2], np.float32)), Normal(1.0))
     constants = [b.store(f"c{i}", type, Kind.CONSTANT, each) for i, each in enumerate(contents)]
     assert [_is_one(value) for value in constants] == [True, True, False, False, False]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from foreplan.errors import ModelError, ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ModelError, ShapeError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops.expr import (
     FUNCTIONS,
     Arg,
@@ -135,7 +135,7 @@ def test_the_gradient_of_several_results_is_one_map_for_all_inputs_of_their_type
     x, y, row = np.linspace(-1, 1, 12).reshape(3, 4), np.linspace(1, 2, 12).reshape(3, 4), np.linspace(0, 1, 4)
     fns = [call("tanh", Arg(0)) * Arg(1), Arg(0) * Arg(1) + Arg(2)]
     check_vjp(lambda b, *values: elementwise_many(b, fns, *values), x, y, row)
-    b = Builder("gradient")
+    b = GraphBuilder("gradient")
     values = [b.input(name, type_of(array)) for name, array in (("x", x), ("y", y), ("row", row))]
     outputs = elementwise_many(b, fns, *values)
     (by_x, by_y, _) = Map(tuple(map(str, fns))).vjp(b, values, outputs, outputs)
@@ -220,7 +220,7 @@ def test_integers_compare_with_any_literal_as_numbers_do(name: str, literal: flo
     ],
 )
 def test_literals_that_an_integer_map_cannot_take(text: str, message: str) -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("int8"), (3,)))
     with pytest.raises(ShapeError, match=rf"node 'tokens'.*{message}"):
         b.apply(Map((text,)), x, name="tokens")
@@ -348,7 +348,7 @@ def test_a_name_stands_for_a_part_before_it(bad: str) -> None:
 
 
 def test_builder_drops_unread_inputs_and_identities() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, y = (b.input(n, TensorType(as_dtype("float32"), (3,))) for n in "xy")
     z = elementwise(b, lambda x, y: y * 2, x, y)
     assert b.nodes[-1].inputs == (y,) and z.shape == (3,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.ops.matmul_map import MatMulMap
 from tests.ops.check import run_op, type_of
 

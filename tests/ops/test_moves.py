@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreplan.errors import ForeplanError, ShapeError
+from foreplan.base.errors import ForeplanError, ShapeError
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import DTYPES
 from foreplan.ops.evaluate import computed

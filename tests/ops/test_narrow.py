@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType, as_dtype
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention

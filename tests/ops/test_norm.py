@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Fill, Kind, Op, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Fill, GraphBuilder, Kind, Op, TensorType, Value, as_dtype
 from foreplan.graph.types import tensor_type
 from foreplan.ops.norm import channels as channels_module
 from foreplan.ops.norm import rows as row_norm_module
@@ -152,7 +152,7 @@ class _Training:
 def test_training_updates_running_statistics() -> None:
     x = (_rng().standard_normal((4, 3, 2, 2)) * 2 + 1).astype(np.float32)
     vector = TensorType(as_dtype("float32"), (3,))
-    b, training = Builder(), _Training()
+    b, training = GraphBuilder(), _Training()
     values = [b.input("x", type_of(x))]
     values += [b.store(n, vector, Kind.PARAMETER, Fill(v)) for n, v in (("scale", 1.5), ("bias", 0.5))]
     values += [b.store(n, vector, Kind.BUFFER, Fill(v)) for n, v in (("mean", 10.0), ("variance", 20.0))]
@@ -261,7 +261,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("at most 2", LayerNorm(2, EPS), x, channel)
     refused("statistics", LayerNormGrad(2), x, row, x)
     with pytest.raises(ShapeError, match="equal groups"):
-        b = Builder()
+        b = GraphBuilder()
         group_norm(b, b.input("x", tensor_type(x)), 2)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops import window
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, avg_pool, lrn, max_pool
 from foreplan.ops.window import Windows, count_positions, is_empty
@@ -76,7 +76,7 @@ def test_mean(name: str, count_include_pad: bool) -> None:
 def test_saved_index_is_the_first_winner(name: str) -> None:
     shape, geometry = GEOMETRIES[name]
     x = np.random.default_rng(0).integers(0, 4, shape).astype(np.float32)  # many ties
-    b = Builder()
+    b = GraphBuilder()
     op = max_pool(b, b.input("x", type_of(x)), **geometry) and b.nodes[-1].op
     assert isinstance(op, MaxPool)
     y, index = run_op(MaxPool(op.kernel, op.strides, op.pads, op.dilations, save_index=True), x)
@@ -108,7 +108,7 @@ def test_saved_index_serves_the_gradient() -> None:
 
 
 def test_training_saves_the_index() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float32"), (1, 2, 4, 4)))
     plain = MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1))
     (y,) = plain.for_training(b, [x], None) or ()  # type: ignore[arg-type]

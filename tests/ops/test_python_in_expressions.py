@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ForeplanError, UsageError
+from foreplan.base.errors import ForeplanError, UsageError
 from foreplan.graph.types import FLOAT64
 from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Const, Expr, as_expr, call, infer_dtypes, used_args, where

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Fill, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.random import COUNTERS, STATE, Dropout, Random, dropout, philox4x32, philox_pieces, random
 from tests.ops.check import check_vjp, evaluate, run_op, type_of
@@ -135,7 +135,7 @@ class Streams:
 
 def test_dropout_in_inference_is_the_identity() -> None:
     check_vjp(lambda b, x: dropout(b, x, 0.3), RNG.standard_normal((4, 5)))
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", type_of(np.zeros(3)))
     assert dropout(b, x, 0.0) is x
     dropout(b, x, 0.3)
@@ -145,7 +145,7 @@ def test_dropout_in_inference_is_the_identity() -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
 def test_dropout_in_training(ratio: float) -> None:
     x = RNG.standard_normal((100, 50)) + 5
-    b = Builder()
+    b = GraphBuilder()
     made = Dropout(ratio).for_training(b, [b.input("x", type_of(x))], Streams(b))
     assert made is not None
     (y,) = made
@@ -172,7 +172,7 @@ def test_dropout_of_whole_items_in_training() -> None:
         assert made is not None
         return made[0]
 
-    b = Builder()
+    b = GraphBuilder()
     y = build(b, b.input("x", type_of(x)))
     found = evaluate(b.finish({"y": y}), {"x": x}, {"rng": AT})[y]
     kept = found[:, 0, 0] != 0
@@ -182,7 +182,7 @@ def test_dropout_of_whole_items_in_training() -> None:
 
 
 def test_refusals() -> None:
-    b = Builder()
+    b = GraphBuilder()
     seed = b.input("seed", TensorType(as_dtype("uint64"), (1,)))
     with pytest.raises(ShapeError, match="state of random numbers"):
         random(b, seed, "uniform", (3,))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph import Builder, Fill, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.ops.loop import Loop
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.recurrent import activation, gru, lstm, rnn
@@ -143,7 +143,7 @@ def test_unstack() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, w, r = (
         b.input(n, TensorType(as_dtype("float32"), shape))
         for n, shape in (("x", (T, N, I)), ("w", (1, H, I)), ("r", (1, H, H)))
@@ -168,7 +168,7 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_backward_computes_no_product_of_forward_again(layer: str) -> None:
     """What a product gives is kept, or something of its size whose derivative does not need it."""
     kind, options = LAYERS[layer]
-    b, width, rows = Builder("layer"), 64, 64 * GATES[kind]
+    b, width, rows = GraphBuilder("layer"), 64, 64 * GATES[kind]
     types = {name: TensorType(as_dtype("float32"), shape) for name, shape in (("x", (T, N, I)), ("w", (1, rows, I)))}
     types |= {"r": types["x"].with_shape((1, rows, width)), "bias": types["x"].with_shape((1, 2 * rows))}
     x = b.input("x", types.pop("x"))
@@ -185,7 +185,7 @@ def test_backward_computes_no_product_of_forward_again(layer: str) -> None:
 @pytest.mark.parametrize("kind", BUILDS)
 def test_layers_of_one_shape_are_one_loop(kind: str) -> None:
     """Whatever their names: so its text is read once, for a hundred layers too."""
-    b, loops = Builder("layers"), []
+    b, loops = GraphBuilder("layers"), []
     for layer in range(2):
         b.scope = f"layer{layer}/"
         arrays = _arrays(kind, 1, "bias", seed=layer)

@@ -7,9 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
-from foreplan.ops.reduce import Reduce, normalize_axes, reduce, sum_to_shape
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
+from foreplan.ops.reduce import Reduce, normalize_axes, reduce
+from foreplan.ops.shape import sum_to_shape
 from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 NUMPY = {"sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min}
@@ -36,7 +37,7 @@ def test_differences(how: str, axes: tuple[int, ...]) -> None:
 
 
 def test_ties_share_the_cotangent() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float64"), (4,)))
     y = reduce(b, "max", x)
     g = b.input("g", y.type)
@@ -78,7 +79,7 @@ def test_axes_as_users_write_them() -> None:
     for wrong in ([0, 0], [3], [-4], [1, -2]):
         with pytest.raises(ShapeError, match="distinct axes"):
             normalize_axes(wrong, 3)
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float32"), (2, 3)))
     assert reduce(b, "sum", x, []) is x
 

@@ -9,8 +9,8 @@ import onnx
 import onnx.reference
 import pytest
 
-from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops import resize as resize_module
 from foreplan.ops.interpolation import COORDINATES, ROUNDINGS
 from foreplan.ops.resize import Resize, ResizeGrad, resize
@@ -128,13 +128,13 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="mode must be one of"):
         Resize((1, 2, 6, 8), "smooth")
     with pytest.raises(ShapeError, match="coordinate must be one of"):
-        b = Builder()
+        b = GraphBuilder()
         resize(b, b.input("x", x), (1, 2, 6, 8), coordinate="nowhere")
 
 
 def test_an_axis_that_changes_has_so_many_positions_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resize_module, "MOST_POSITIONS", 8)
-    b = Builder()
+    b = GraphBuilder()
     short = b.input("short", TensorType(as_dtype("float32"), (1, 1, 2)))
     long = b.input("long", TensorType(as_dtype("float32"), (1, 1, 9, 2)))
     for x, shape in ((short, (1, 1, 8)), (long, (1, 1, 9, 4))):

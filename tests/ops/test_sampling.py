@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.ops.deform_conv import deform_conv
 from foreplan.ops.grid_sample import grid_sample
 from foreplan.ops.map import elementwise
@@ -19,7 +19,7 @@ X = (2, CHANNELS, SIDE, SIDE)
 
 
 def _graph(build: Callable[..., Value], *shapes: tuple[int, ...]) -> tuple[Graph, Value]:
-    b = Builder("sampling")
+    b = GraphBuilder("sampling")
     given = [
         b.store(f"p{i}", TensorType(as_dtype("float32"), s), Kind.PARAMETER, Fill(0.5)) for i, s in enumerate(shapes)
     ]

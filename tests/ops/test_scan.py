@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder
 from foreplan.ops.scan import CumSum, cumsum
 from tests.ops.check import check_vjp, run_op, type_of
 
@@ -31,7 +31,7 @@ def test_against_triangular_matrices(axis: int, exclusive: bool, reverse: bool) 
 
 
 def test_refuses_what_has_no_sum() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", type_of(np.zeros((2, 3), np.bool_)))
     with pytest.raises(ShapeError, match="needs numbers"):
         cumsum(b, x, 0)

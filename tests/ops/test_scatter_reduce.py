@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ModelError, ShapeError
-from foreplan.graph import Array, Builder, Kind, TensorType, Value, as_dtype
-from foreplan.graph.op import op_named
+from foreplan.base.errors import ModelError, ShapeError
+from foreplan.graph import Array, Builder, GraphBuilder, Kind, TensorType, Value, as_dtype
+from foreplan.graph.registry import op_named
 from foreplan.ops.pullback import pulled_back
 from foreplan.ops.scatter_reduce import ScatterReduce
 from tests.ops.check import check_vjp, evaluate, refused, run_op, type_of
@@ -38,7 +38,7 @@ def test_equal_extremes_share_a_cotangent(how: str) -> None:
     rng = np.random.default_rng(1)
     at, updates, base = rng.integers(0, 4, 12), rng.integers(-1, 2, (12, 3)) * 1.0, rng.integers(-1, 2, (4, 3)) * 1.0
     g = rng.standard_normal((4, 3))
-    b = Builder()
+    b = GraphBuilder()
     values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate((at, updates, base, g))]
     y = b.apply(ScatterReduce(0, base.shape, how), *values[:3])
     flows = pulled_back(b, tuple(b.nodes), [(y, values[3])], values[1:3])

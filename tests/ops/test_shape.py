@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import ModelError, ShapeError
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, TensorType, as_dtype, parse_graph
+from foreplan.base.errors import ModelError, ShapeError
+from foreplan.graph import Array, Fill, Graph, GraphBuilder, Kind, TensorType, as_dtype, parse_graph
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import (
     Broadcast,
@@ -103,7 +103,7 @@ def test_broadcast(shape: tuple[int, ...], wide: tuple[int, ...]) -> None:
 
 
 def test_what_changes_nothing_builds_nothing() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float32"), (2, 3)))
     assert reshape(b, x, (2, -1)) is x
     assert transpose(b, x, (0, 1)) is x
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def _graph() -> Graph:
-    b = Builder("a graph")
+    b = GraphBuilder("a graph")
     x = b.input("x", TensorType(as_dtype("float32"), (2, 3)), default=Fill(1.5))
     w = b.store("layer 1/w%", TensorType(as_dtype("float32"), (3,)), Kind.PARAMETER, Fill(-0.5))
     c = b.store("c", TensorType(as_dtype("int64"), (2, 2)), Kind.CONSTANT, Array(np.arange(4).reshape(2, 2)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad, log_softmax, softmax
 from tests.ops.check import check_vjp, decomposed, run_op, type_of
 
@@ -46,7 +46,7 @@ def test_gradients_and_decompositions(op: type, helper, expected, shape, axis) -
 
 
 def test_refusals() -> None:
-    b = Builder()
+    b = GraphBuilder()
     with pytest.raises(ShapeError, match="floating-point"):
         softmax(b, b.input("i", type_of(np.zeros(3, np.int64))))
     with pytest.raises(ShapeError, match="not distinct axes"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder
 from foreplan.ops.sort import ArgReduce, TopK, arg_reduce, top_k
 from tests.ops.check import check_vjp, run_op, type_of
 
@@ -93,7 +93,7 @@ def test_gradient_goes_to_the_chosen_elements() -> None:
 
 
 def test_refuses_what_is_not_there() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", type_of(np.zeros((2, 3))))
     with pytest.raises(ShapeError, match="cannot take 4 elements"):
         top_k(b, x, 4)

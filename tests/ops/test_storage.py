@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, Value, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder, TensorType, Value, as_dtype
 from foreplan.graph.types import DTYPES
 from foreplan.ops.map import elementwise
 from foreplan.ops.storage import BITS, Bitcast, bitcast, decoded, encoded, packed_extent, unpacked
@@ -109,7 +109,7 @@ def test_packed_codes_are_taken_apart(name: str, shape: tuple[int, ...]) -> None
 
 def compiled(target: str) -> fp.Compiled:
     """Numbers to codes, and codes to numbers."""
-    b = Builder("stored")
+    b = GraphBuilder("stored")
     x = b.input("x", TensorType(as_dtype("float32"), (numbers(4).size,)))
     outputs: dict[str, Value] = {}
     for name in pick(STORED[2:3], ["float8_e4m3fnuz", "float8_e8m0fnu", "int4"], STORED):
@@ -143,7 +143,7 @@ def test_a_plan_file_keeps_what_is_read_as_another_type(tmp_path: Path) -> None:
 
 
 def test_stored_elements_are_not_computed_with() -> None:
-    b = Builder("wrong")
+    b = GraphBuilder("wrong")
     x = b.input("x", TensorType(as_dtype("int4"), (3,)))
     with pytest.raises(ShapeError, match="elements are only stored"):
         elementwise(b, lambda x: x + x, x)
@@ -164,6 +164,6 @@ def test_bytes_of_another_size_are_refused() -> None:
 
 
 def test_the_same_type_is_the_same_value() -> None:
-    b = Builder("same")
+    b = GraphBuilder("same")
     x = b.input("x", TensorType(as_dtype("int4"), (3,)))
     assert bitcast(b, x, x.dtype) is x is encoded(b, x, x.dtype)

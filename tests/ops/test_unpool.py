@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.base.errors import ShapeError
+from foreplan.graph import GraphBuilder, TensorType, as_dtype
 from foreplan.ops.pool import max_pool_places
 from foreplan.ops.unpool import col2im, placed
 from tests.ops.check import built, check_vjp
@@ -46,7 +46,7 @@ def test_maxima_go_back_to_their_places_once(stride: int) -> None:
 
 
 def test_windows_that_do_not_fit_are_told() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(as_dtype("float32"), (1, 8, 5)))
     with pytest.raises(ShapeError, match="4 windows of 4"):
         col2im(b, x, (3, 3), (2, 2))

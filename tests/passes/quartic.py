@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, as_dtype
+from foreplan.graph import Fill, Graph, GraphBuilder, Kind, TensorType, as_dtype
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 
@@ -13,7 +13,7 @@ SHAPES = {"scalar": (), "vector": (7,), "high": (9, 4), "wide": (3, 8), "stack":
 
 def quartic(dtype: str = "float32", shapes: dict[str, tuple[int, ...]] = SHAPES) -> Graph:
     """With an input `x_NAME` for each weight."""
-    b, total = Builder("quartic"), None
+    b, total = GraphBuilder("quartic"), None
     for name, shape in shapes.items():
         type = TensorType(as_dtype(dtype), shape)
         w, x = b.store(name, type, Kind.PARAMETER, Fill(0.0)), b.input(f"x_{name}", type)

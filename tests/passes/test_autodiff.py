@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from foreplan.errors import ModelError
-from foreplan.graph import Builder, Fill, Graph, Kind, Normal, Op, TensorType, Value
+from foreplan.base.errors import ModelError
+from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, Normal, Op, TensorType, Value
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import FLOAT64, INT64
 from foreplan.ops.expr import call, relu, tanh
@@ -29,7 +29,7 @@ F = FLOAT64
 
 
 def two_layers(tied: bool = False) -> Graph:
-    b = Builder("two_layers")
+    b = GraphBuilder("two_layers")
     x = b.input("x", TensorType(F, (5, 4)))
     w1 = b.store("w1", TensorType(F, (4, 4)), Kind.PARAMETER, Normal(1.0))
     w2 = w1 if tied else b.store("w2", TensorType(F, (4, 4)), Kind.PARAMETER, Normal(1.0))
@@ -94,7 +94,7 @@ def test_the_weight_gradient_stands_before_the_data_gradient() -> None:
 
 
 def test_a_parameter_out_of_the_loss_s_reach_is_reported() -> None:
-    b = Builder("idle")
+    b = GraphBuilder("idle")
     x = b.input("x", TensorType(F, (3,)))
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     b.store("unused", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
@@ -115,7 +115,7 @@ def test_a_parameter_out_of_the_loss_s_reach_is_reported() -> None:
     ],
 )
 def test_idle_parameters_are_named_in_one_note(count: int, told: str | None) -> None:
-    b = Builder("idle")
+    b = GraphBuilder("idle")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     for i in range(count):
         b.store(f"idle{i}", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
@@ -125,7 +125,7 @@ def test_idle_parameters_are_named_in_one_note(count: int, told: str | None) -> 
 
 
 def test_a_loss_without_parameters_is_refused() -> None:
-    b = Builder("still")
+    b = GraphBuilder("still")
     x = b.input("x", TensorType(F, (3,)))
     graph = b.finish({}, loss=reduce(b, "sum", x))
     with pytest.raises(ModelError, match="depends on no parameter"):
@@ -140,7 +140,7 @@ def test_statistics_of_normalisations_have_gradients_too(op: Op) -> None:
 
 
 def test_a_graph_without_a_loss_is_refused() -> None:
-    b = Builder("none")
+    b = GraphBuilder("none")
     x = b.input("x", TensorType(F, (3,)))
     with pytest.raises(ModelError, match="no loss"):
         differentiate(b.finish({"x": x}))
@@ -164,7 +164,7 @@ class Opaque(Op):
 
 @pytest.mark.parametrize("source", ["", "model.py:3"])
 def test_an_op_without_a_derivative_is_named_with_its_source(source: str) -> None:
-    b = Builder("opaque")
+    b = GraphBuilder("opaque")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     b.source = source
     loss = reduce(b, "sum", b.apply(Opaque(), w, name="product"))
@@ -176,7 +176,7 @@ def test_an_op_without_a_derivative_is_named_with_its_source(source: str) -> Non
 
 
 def test_what_reaches_no_parameter_needs_no_derivative() -> None:
-    b = Builder("given")
+    b = GraphBuilder("given")
     x = b.input("x", TensorType(F, (3, 4)))
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     product = b.apply(Opaque(), reduce(b, "prod", x, 1))
@@ -204,7 +204,7 @@ class Careless(Map):
 
 
 def test_a_derivative_of_the_wrong_type_is_a_defect_that_names_the_op() -> None:
-    b = Builder("wrong")
+    b = GraphBuilder("wrong")
     u, w = (b.store(name, TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0)) for name in "uw")
     (y,) = b.node(Careless(("(a0 * a1)",), wrong=True), u, w)
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_a_derivative_of_the_wrong_type_is_a_defect_that_names_the_op() -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_a_way_without_gradient_adds_nothing_to_the_others(first: bool) -> None:
     """Steps of floor have no slope; it is pulled back before or after the other reader."""
-    b = Builder("floor")
+    b = GraphBuilder("floor")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     ways = [lambda: elementwise(b, lambda x: call("floor", x), w), lambda: elementwise(b, lambda x: x * x, w)]
     y, z = (way() for way in (ways if first else ways[::-1]))
@@ -227,7 +227,7 @@ def test_a_way_without_gradient_adds_nothing_to_the_others(first: bool) -> None:
 
 
 def test_the_gradients_of_a_split_are_one_concat() -> None:
-    b = Builder("split")
+    b = GraphBuilder("split")
     w = b.store("w", TensorType(F, (2, 6)), Kind.PARAMETER, Normal(1.0))
     first, second, third = split(b, w, [1, 2, 3], axis=1)
     y = elementwise(b, lambda a, c: a * c, first, second)
@@ -242,7 +242,7 @@ def test_the_gradients_of_a_split_are_one_concat() -> None:
 
 
 def test_integers_carry_no_gradient() -> None:
-    b = Builder("ints")
+    b = GraphBuilder("ints")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(2.0))
     i = b.input("i", TensorType(INT64, (3,)))
     (y,) = b.node(Map(("(a0 * float64(a1))",)), w, i)

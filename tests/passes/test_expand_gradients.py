@@ -12,7 +12,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn
-from foreplan.errors import ForeplanError, ShapeError, UnsupportedError
+from foreplan.base.errors import ForeplanError, ShapeError, UnsupportedError
 
 TARGETS = ["numpy", "cpu:threads=1"]
 HALF = 3  # images of each kind

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import foreplan as fp
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.shape import Transpose, transpose
@@ -27,7 +27,7 @@ def test_the_flags_say_what_the_transposes_did(turn_a: bool, turn_b: bool) -> No
     """Also those of products, which are folded themselves."""
     a, b = normal(5, 7), normal(7, 6)
     given = [x.T.copy() if turn else x for x, turn in ((a, turn_a), (b, turn_b))]
-    builder = Builder("products")
+    builder = GraphBuilder("products")
     x, y = (builder.input(name, TensorType(FLOAT32, array.shape)) for name, array in zip("xy", given))
     left = transpose(builder, x, (1, 0)) if turn_a else x
     right = transpose(builder, y, (1, 0)) if turn_b else y
@@ -43,7 +43,7 @@ def test_the_flags_say_what_the_transposes_did(turn_a: bool, turn_b: bool) -> No
 
 
 def test_other_transposes_stay() -> None:
-    builder = Builder("heads")
+    builder = GraphBuilder("heads")
     x, y = (builder.input(name, TensorType(FLOAT32, shape)) for name, shape in (("x", (3, 7, 5)), ("y", (3, 7, 6))))
     graph = builder.finish({"z": matmul(builder, transpose(builder, x, (0, 2, 1)), y)})
     assert [node.op for node in fold_transposes(graph).nodes] == [node.op for node in graph.nodes]

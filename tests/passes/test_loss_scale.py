@@ -9,7 +9,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend import spec
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import BOOL
 from foreplan.passes.loss_scale import FIRST, GROWTH, LEAST, MOST, LossScale
 from foreplan.runtime.session import Session
@@ -123,7 +123,7 @@ def test_good_steps_double_the_scale() -> None:
     ],
 )
 def test_its_bounds(scale: float, good: int, finite: bool, expected: tuple[float, int]) -> None:
-    b = Builder("g")
+    b = GraphBuilder("g")
     ok = b.input("ok", TensorType(BOOL, ()))
     made = LossScale.stored(b)
     updates = made.updates(b, ok)

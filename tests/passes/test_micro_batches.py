@@ -7,7 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import passes
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, parse_graph
 from foreplan.lower import lower

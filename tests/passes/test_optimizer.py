@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, Fill, Kind, TensorType
+from foreplan.base.errors import UsageError
+from foreplan.graph import Fill, GraphBuilder, Kind, TensorType
 from foreplan.graph.types import FLOAT64
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
@@ -102,7 +102,7 @@ CASES: list[tuple[Optimizer, Rule]] = [
 @pytest.mark.parametrize(("optimizer", "rule"), CASES, ids=[type(case[0]).__name__ for case in CASES])
 def test_gradients_are_clipped_by_their_common_norm(optimizer: Optimizer, rule: Rule, limit: float) -> None:
     shapes = {"u": (), "v": (3, 70_000), "w": (2, 3, 4)}
-    b = Builder("sum of squares")
+    b = GraphBuilder("sum of squares")
     terms = []
     for name, shape in shapes.items():
         p = b.store(name, TensorType(FLOAT64, shape), Kind.PARAMETER, Fill(0.0))
@@ -152,7 +152,7 @@ def test_clipping_keeps_gradients_that_else_die_at_once() -> None:
 
 @pytest.mark.parametrize(("optimizer", "rule"), CASES, ids=[type(case[0]).__name__ for case in CASES])
 def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> None:
-    b = Builder("quartic")
+    b = GraphBuilder("quartic")
     x = b.input("x", TensorType(FLOAT64, (6,)))
     w = b.store("w", TensorType(FLOAT64, (6,)), Kind.PARAMETER, Fill(0.0))
     loss = reduce(b, "sum", elementwise(b, lambda w, x: (w - x) ** 4, w, x))
@@ -174,7 +174,7 @@ def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> Non
 
 
 def test_the_learning_rate_is_an_input_with_a_default() -> None:
-    b = Builder("w")
+    b = GraphBuilder("w")
     w = b.store("w", TensorType(FLOAT64, (2,)), Kind.PARAMETER, Fill(0.0))
     training = differentiate(b.finish({}, loss=reduce(b, "sum", w)), updating(SGD(0.25)))
     (rate,) = training.inputs
@@ -222,7 +222,7 @@ SHAPES = {"body.weight": (4, 3), "body.bias": (3,), "head.weight": (3, 2), "head
 
 def weights_after(optimizer: Optimizer, steps: int = 2) -> dict[str, np.ndarray]:
     """Of a sum of squares, from ones."""
-    b = Builder("sum of squares")
+    b = GraphBuilder("sum of squares")
     terms = []
     for name, shape in SHAPES.items():
         p = b.store(name, TensorType(FLOAT64, shape), Kind.PARAMETER, Fill(0.0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ForeplanError, UsageError
+from foreplan.base.errors import ForeplanError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower import target_named

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, DType, Fill, Graph, Kind, TensorType, parse_graph
+from foreplan.base.errors import UsageError
+from foreplan.graph import DType, Fill, Graph, GraphBuilder, Kind, TensorType, parse_graph
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.expr import Arg, call, cast, derivative, relu
 from foreplan.ops.map import convert, rounded, without_rounding
@@ -271,7 +271,7 @@ def test_parts_of_a_weight_have_wide_gradients() -> None:
 
 
 def test_conversions_of_sums_are_taken_into_the_sums() -> None:
-    b = Builder("g")
+    b = GraphBuilder("g")
     x = b.input("x", TensorType(BF16, (4, 8)))
     b.kind = Kind.GRADIENT
     product = matmul(b, x, x, transpose_b=True)
@@ -407,7 +407,7 @@ def test_micro_batches_add_up_in_float32() -> None:
 @pytest.mark.parametrize("returned", [True, False])
 def test_what_a_wide_product_is_added_to_is_wide(returned: bool) -> None:
     """A sum of products that nothing narrow reads: an optimizer's, a result."""
-    b = Builder("sum of products")
+    b = GraphBuilder("sum of products")
     x = b.input("x", TensorType(FLOAT32, (3, 4)))
     w = b.store("w", TensorType(FLOAT32, (4, 2)), Kind.PARAMETER, Fill(1.0))
     first = b.apply(MatMul(), x, w)

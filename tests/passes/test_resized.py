@@ -11,7 +11,7 @@ import pytest
 import foreplan as fp
 from foreplan import nn, spec, trace
 from foreplan.graph import Graph, parse_graph
-from foreplan.graph.walk import live_nodes
+from foreplan.graph.ir import live_nodes
 from foreplan.passes import resized
 
 MODELS = [

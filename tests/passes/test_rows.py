@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, as_dtype
+from foreplan.graph import Fill, Graph, GraphBuilder, Kind, TensorType, as_dtype
 from foreplan.graph.types import INT64
 from foreplan.ops.index import ScatterAdd, gather, one_hot
 from foreplan.ops.map import elementwise
@@ -40,7 +40,7 @@ def model(lookups: Sequence[Shape], table: Shape, dtype: str = "float64", produc
     Args:
         products: rows are read by products with one-hot vectors, whose gradient is a whole matrix.
     """
-    b, total = Builder("lookups"), None
+    b, total = GraphBuilder("lookups"), None
     weight = b.store("table", TensorType(as_dtype(dtype), table), Kind.PARAMETER, Fill(0.0))
     scale = b.store("scale", TensorType(as_dtype(dtype), table[1:]), Kind.PARAMETER, Fill(1.0))
     for i, shape in enumerate(lookups):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.base.units import parse_budget
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, parse_graph
 from foreplan.passes import PASSES, Fission, Settings, Stage, differentiate, run_passes, simplified
@@ -23,7 +24,6 @@ from foreplan.passes.split_samples import (
     split_samples,
     split_to_loss,
 )
-from foreplan.units import parse_budget
 from tests.ops.check import evaluate
 from tests.profile import cases, pick
 

@@ -9,13 +9,13 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.graph import Builder, Graph, Kind, Node, Normal, TensorType
+from foreplan.compiler.step_graphs import layout_of
+from foreplan.graph import Graph, GraphBuilder, Kind, Node, Normal, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.options import Options
 from foreplan.passes.stages import Layout, Unit, best_cuts, laid_out, units_of
-from foreplan.step_graphs import layout_of
 
 
 def best_of_all(times: list[int], traffic: list[int], stages: int, slack: float) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def test_more_stages_than_operations() -> None:
 
 def drawn(rng: Random) -> Graph:
     """Parameters and sums of earlier values, some of which are read much later."""
-    b = Builder("drawn")
+    b = GraphBuilder("drawn")
     values = [b.input("x", TensorType(FLOAT32, (3,)))]
     for number in range(rng.randint(2, 9)):
         weight = b.store(f"w{number}", TensorType(FLOAT32, (3,)), Kind.PARAMETER, Normal(1.0))
@@ -110,7 +110,7 @@ def test_transformers_are_cut_between_blocks() -> None:
 
 def test_what_only_stored_values_make_crosses_nowhere() -> None:
     """It is made in both stages that read it, right before its first reader there."""
-    b = Builder("scaled")
+    b = GraphBuilder("scaled")
     x = b.input("x", TensorType(FLOAT32, (3,)))
     weight = b.store("w", TensorType(FLOAT32, (3,)), Kind.PARAMETER, Normal(1.0))
     half = elementwise(b, lambda w: w * 0.5, weight, name="half")

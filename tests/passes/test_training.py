@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, Kind, TensorType
+from foreplan.graph import Graph, GraphBuilder, Kind, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.random import STATE, Random, dropout
 from foreplan.passes import simplified, training_form
@@ -12,7 +12,7 @@ from tests.ops.check import evaluate
 
 
 def dropouts(count: int) -> Graph:
-    b = Builder("noise")
+    b = GraphBuilder("noise")
     x = b.input("x", TensorType(FLOAT32, (64,)))
     return b.finish({f"y{i}": dropout(b, x, 0.5) for i in range(count)})
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foreplan.errors import VerificationError
+from foreplan.base.errors import VerificationError
 from foreplan.planner import Plan, Problem, verify
 from tests.planner.executor import Harm, Machine
 from tests.planner.good_plans import Base, bases

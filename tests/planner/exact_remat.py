@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from foreplan.base.units import align_up
 from foreplan.planner import ALIGNMENT, Action, Overwrite, Problem, Role
-from foreplan.units import align_up
 from tests.oracle.peers import cp_model
 
 Terms = list[tuple[int, int]]  # coefficient and variable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Problem, plan, plan_curve
 from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.recompute.schedules import late_updates

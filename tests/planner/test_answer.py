@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import DoesNotFitError, VerificationError
+from foreplan.base.errors import DoesNotFitError, VerificationError
+from foreplan.base.units import parse_budget
 from foreplan.planner import Action, Plan, Problem, Role, Step, Value, plan, verify
 from foreplan.planner.answer import check_answer
 from foreplan.planner.memory.bounds import live_bytes
-from foreplan.units import parse_budget
 from tests.planner.problems import priced, random_problem, training_chain, with_round_trips
 from tests.profile import pick
 

@@ -5,12 +5,12 @@ import itertools
 
 import pytest
 
+from foreplan.base.units import align_up
 from foreplan.planner import Overwrite, Part, Problem, Role, Step, buffers, bytes_by_category, plan, verify
 from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
 from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.placement.layout import schedule
-from foreplan.units import align_up
 from tests.planner.problems import Maker, random_problem
 from tests.planner.test_verify import hand_plan
 

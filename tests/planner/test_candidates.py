@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Plan, Problem, Role, plan, plan_curve, verify
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.order_bound import order_bound

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.planner import Overwrite, Problem, Role, plan, plan_curve, totals
 from foreplan.planner.costs import costs_of, fastest
 from tests.planner.problems import REGIONS, Maker

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.base.errors import DoesNotFitError, UsageError
 from foreplan.planner import Overwrite, Region, Role, check_problem, plan
 from tests.planner.problems import Maker, training_chain, training_net
 from tests.profile import pick

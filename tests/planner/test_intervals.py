@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.errors import DoesNotFitError, PlanError, UsageError
+from foreplan.base.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.planner import Interval, place_intervals, read_intervals, write_intervals
 
 GOOD = "id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\nd,9,21,4\ne,0,21,4\n"

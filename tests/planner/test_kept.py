@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Curve, Plan, Problem, Region, Role, Value, plan, plan_curve, totals
 from tests.planner.executor import Machine
 from tests.planner.problems import Maker, priced, random_problem, with_round_trips

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from foreplan.errors import DoesNotFitError, PlanError
+from foreplan.base.errors import DoesNotFitError, PlanError
 from foreplan.planner import Problem, Role, plan
 from foreplan.planner.memory.order_bound import order_bound
 from tests.planner.tiny import Cells, TooLarge, draw

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner import Role
 from foreplan.planner.memory.liveness import live_ranges
 from tests.planner.problems import Maker

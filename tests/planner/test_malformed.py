@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import foreplan as fp
 from foreplan import planner
-from foreplan.errors import PlanError, UsageError
+from foreplan.base.errors import PlanError, UsageError
 from foreplan.planner import Action, Plan, Problem, Role, Value, plan
 from tests.planner.malformed import DAMAGES, Damage, malformed
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreplan.errors import VerificationError
+from foreplan.base.errors import VerificationError
 from foreplan.planner import plan, verify
 from tests.planner.campaign import campaign, table
 from tests.planner.mutants import KINDS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import DoesNotFitError, VerificationError
+from foreplan.base.errors import DoesNotFitError, VerificationError
 from foreplan.planner import (
     Action,
     Plan,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner import place
 from foreplan.planner.effort import PlacementEffort
 from foreplan.planner.placement import offsets as placer

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner import Overwrite, Problem, Role, plan
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import (

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreplan.base.units import align_up
 from foreplan.planner import (
     Plan,
     Problem,
@@ -29,7 +30,6 @@ from foreplan.planner.memory.bounds import live_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import program_order
 from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
-from foreplan.units import align_up
 from tests.planner.executor import Machine, contents
 from tests.planner.problems import joined_problem, random_problem, training_net
 from tests.planner.strategies import problems

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.base.errors import DoesNotFitError, UsageError
 from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify, without_reuse
 from foreplan.planner.memory.bounds import live_bytes
 from foreplan.planner.order.dependences import dependences

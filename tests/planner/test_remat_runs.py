@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner import Problem, Role, plan_curve
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner import Plan, Problem, check_problem, plan, verify
 from foreplan.planner.memory.bounds import live_bytes
 from foreplan.planner.memory.order_bound import order_bound

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreplan.errors import VerificationError
+from foreplan.base.errors import VerificationError
 from foreplan.planner import Overwrite, Part, Plan, Problem, Region, Role, Step, verify
 from foreplan.planner.memory.bounds import live_bytes
 from tests.planner.problems import Maker

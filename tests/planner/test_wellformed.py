@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.errors import DoesNotFitError, ForeplanError, PlanError, UsageError
+from foreplan.base.errors import DoesNotFitError, ForeplanError, PlanError, UsageError
 from foreplan.planner import (
     Action,
     Overwrite,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.compiled import Compiled
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
+from foreplan.compiler.compiled import Compiled
 from tests.ranks.threads import Thread, run
 
 MODEL = "mlp:width=8,layers=1,batch=2"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import foreplan as fp
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.passes import loss_scale
 from foreplan.passes.ranks import Ranks, overlap, setting

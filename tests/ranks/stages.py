@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.runtime.session import Session
 from tests.ranks.kept import compiled_once, once

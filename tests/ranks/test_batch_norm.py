@@ -12,11 +12,11 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn, optim
+from foreplan.compiler.step_graphs import step_graphs
 from foreplan.graph import Graph
 from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.options import Options
-from foreplan.step_graphs import step_graphs
 from tests.profile import few, pick, values
 from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Builder, Graph, TensorType
-from foreplan.graph.op import parse_op
+from foreplan.graph import Graph, GraphBuilder, TensorType
+from foreplan.graph.registry import parse_op
 from foreplan.graph.types import DTYPES
 from foreplan.ops.collective import (
     AllGather,
@@ -52,13 +52,13 @@ OPS: dict[str, tuple[Callable[[int], Collective], Callable[[Arrays], Arrays]]] =
 
 def forward(op: Collective, type: TensorType) -> Graph:
     """y = op(x)."""
-    b = Builder()
+    b = GraphBuilder()
     return b.finish({"y": b.apply(op, b.input("x", type))})
 
 
 def backward(op: Collective, type: TensorType) -> Graph:
     """The cotangent of x, from that of y."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", type)
     y = b.apply(op, x)
     (g,) = op.vjp(b, [x], [y], [b.input("c", y.type)])
@@ -103,7 +103,7 @@ def test_groups(name: str, ranks: int, stride: int) -> None:
     op = dataclasses.replace(make(ranks), stride=stride)
     rng = np.random.default_rng(stride)
     xs = [rng.standard_normal((6, 2)).astype(np.float32) for _ in range(6)]
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", TensorType(DTYPES["float32"], (6, 2)))
     graph = b.finish({"y": b.apply(op, x), "sum": b.apply(AllReduce(6), x)})
     ys = on_ranks(graph, "numpy", [{"x": x} for x in xs])
@@ -117,7 +117,7 @@ def test_groups(name: str, ranks: int, stride: int) -> None:
 def test_local_index() -> None:
     """Rows of a table of three parts; from the end too, if none is ignored."""
     for op in (LocalIndex(3, extent=4), LocalIndex(3, extent=4, ignored=-100)):
-        b = Builder()
+        b = GraphBuilder()
         x = b.input("x", TensorType(DTYPES["int64"], (24,)))
         graph = b.finish({"y": b.apply(op, x)})
         assert parse_op(str(op)) == op

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 
 import foreplan as fp
-from foreplan import files
+from foreplan.base import files
 from tests.ranks.differences import batch_for, stages_of, step_of
 from tests.ranks.threads import Thread, run
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.ranks.launchers import Launch, launch_of
 
 Environment = dict[str, str]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from foreplan.graph import Builder, Fill, Graph, Kind, TensorType, Value, as_dtype
+from foreplan.graph import Fill, Graph, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.graph.verify import verify_graph
 from foreplan.lower import chosen_target
 from foreplan.ops.collective import AllGather, AllToAll, Begin, Finish, Shift
@@ -22,7 +22,7 @@ LARGE, SMALL = SOON // 2, 8  # elements
 
 def drawn(rng: Random) -> Graph:
     """Sums of what was computed before, and exchanges of it, large and small."""
-    b = Builder("drawn")
+    b = GraphBuilder("drawn")
     made: dict[int, list[Value]] = {
         size: [b.input(f"x{size}", TensorType(as_dtype("float32"), (size,)))] for size in (LARGE, SMALL)
     }
@@ -59,7 +59,7 @@ def test_drawn_graphs(seed: int) -> None:
 
 def order(size: int) -> list[str]:
     """Three exchanges, each of another product, and what each is used for."""
-    b = Builder("line")
+    b = GraphBuilder("line")
     x = b.input("x", TensorType(as_dtype("float32"), (size,)))
     used = []
     for i in range(3):
@@ -83,7 +83,7 @@ def test_small_ones_are_waited_for_at_once() -> None:
 
 def test_kinds_do_not_wait_for_one_another() -> None:
     """What is gathered needs nothing that was computed: it begins at once, and what was sent before goes on."""
-    b = Builder("line")
+    b = GraphBuilder("line")
     x = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
     used = []
     for i in range(2):
@@ -102,7 +102,7 @@ def test_kinds_do_not_wait_for_one_another() -> None:
 
 def test_what_the_next_one_needs_is_waited_for_at_once() -> None:
     """Activations are gathered one behind the other, and the first once more at the end: no sooner."""
-    b = Builder("line")
+    b = GraphBuilder("line")
     x = first = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
     for i in range(3):
         b.scope = f"{i}/"
@@ -115,7 +115,7 @@ def test_what_the_next_one_needs_is_waited_for_at_once() -> None:
 
 def test_weights_are_gathered_ahead_of_activations() -> None:
     """Of other ranks, and for the next products: what is gathered of the activations between needs the first ones."""
-    b = Builder("line")
+    b = GraphBuilder("line")
     x = b.input("x", TensorType(as_dtype("float32"), (LARGE,)))
     parts = [b.store(f"part{i}", x.type, Kind.FROZEN, Fill(0.0)) for i in range(2)]
     for i, part in enumerate(parts):

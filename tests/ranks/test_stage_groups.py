@@ -12,8 +12,8 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.compiled import Compiled
-from foreplan.errors import SessionError
+from foreplan.base.errors import SessionError
+from foreplan.compiler.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.lower.stage_times import run_stages
 from foreplan.passes.ranks import overlap

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.base.errors import DoesNotFitError, PlanError, SessionError, UsageError
 from foreplan.cli import cli
-from foreplan.errors import DoesNotFitError, PlanError, SessionError, UsageError
-from foreplan.graph import Builder, Graph, Kind, Normal, TensorType
-from foreplan.graph.op import parse_op
+from foreplan.compiler.staged import Staged
+from foreplan.graph import Graph, GraphBuilder, Kind, Normal, TensorType
+from foreplan.graph.registry import parse_op
 from foreplan.graph.text import parse_graph
 from foreplan.graph.types import FLOAT32
 from foreplan.lower.program import Program
@@ -30,7 +31,6 @@ from foreplan.ops.reduce import reduce
 from foreplan.options import Options
 from foreplan.planner import Plan
 from foreplan.runtime.session import Session
-from foreplan.staged import Staged
 from tests.profile import few, values
 from tests.ranks.stages import compiled_stages
 from tests.ranks.threads import Thread, run
@@ -53,7 +53,7 @@ def halves(found: Staged) -> list[tuple[Program, Plan]]:
 
 def alike(layers: int) -> Graph:
     """Products of one shape one behind the other, each of which has three in all, forward and back."""
-    b = Builder("alike")
+    b = GraphBuilder("alike")
     x = b.input("x", TensorType(FLOAT32, (512, 512)))
     x = elementwise(b, lambda x, s: x * s, x, b.store("scale", TensorType(FLOAT32, ()), Kind.PARAMETER, Normal(1.0)))
     for number in range(layers):
@@ -279,7 +279,7 @@ def test_one_stage_is_the_step_as_ever() -> None:
 
 def test_statistics_that_two_stages_would_share() -> None:
     """A stored value that is changed in one stage cannot be read in another."""
-    b = Builder("shared")
+    b = GraphBuilder("shared")
     x = b.input("x", TensorType(FLOAT32, (64, 64)))
     kept = b.store("kept", TensorType(FLOAT32, (64, 64)), Kind.BUFFER, Normal(1.0))
     first = matmul(b, x, b.store("w", TensorType(FLOAT32, (64, 64)), Kind.PARAMETER, Normal(1.0)))
@@ -327,7 +327,7 @@ def test_commands_that_take_no_stages(words: list[str], said: str) -> None:
 def test_a_wait_that_names_another_tensor() -> None:
     """What is sent would not be kept until then."""
     x, y = (TensorType(FLOAT32, (4,)) for _ in range(2))
-    b = Builder("g")
+    b = GraphBuilder("g")
     sent, other = b.input("x", x), b.input("y", y)
     begun = b.apply(Begin(2), sent)
     graph = b.finish({"y": b.apply(Finish(2), begun, other)})

@@ -11,7 +11,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.runtime.ranks.statistics import of_first_rank
 from foreplan.runtime.session import Session

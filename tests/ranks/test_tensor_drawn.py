@@ -10,11 +10,11 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.compiler.step_graphs import graphs_of_step
 from foreplan.frontend import Tensor, nn
 from foreplan.graph import Graph
 from foreplan.options import Options
 from foreplan.passes.tensor.regions import regions_of
-from foreplan.step_graphs import graphs_of_step
 from tests.profile import pick
 from tests.ranks.training import assert_close, assert_same, trained
 

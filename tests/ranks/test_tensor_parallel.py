@@ -12,7 +12,7 @@ import pytest
 import foreplan as fp
 from foreplan import optim
 from foreplan.frontend import Tensor, nn
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, TensorType
+from foreplan.graph import Array, Fill, Graph, GraphBuilder, Kind, TensorType
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.types import DTYPES
 from foreplan.lower.exchanges import cluster_from
@@ -235,7 +235,7 @@ def test_groups_have_links_of_their_own() -> None:
 
 def test_what_ranks_make_of_constants_is_not_computed_at_once() -> None:
     """It is another thing on each: an index within a rank's rows, a sum, a part of a constant."""
-    b, type = Builder(), TensorType(DTYPES["int64"], (4,))
+    b, type = GraphBuilder(), TensorType(DTYPES["int64"], (4,))
     places = b.store("places", type, Kind.CONSTANT, Array(np.arange(4)))
     local = b.apply(LocalIndex(2, extent=2), places)
     total = b.apply(AllReduce(2), places)

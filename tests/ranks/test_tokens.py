@@ -11,12 +11,11 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
+from foreplan.compiler.step_graphs import graphs_of_step
 from foreplan.frontend import Tensor, nn
 from foreplan.graph import Fill, Graph, Kind, Normal, Value, parse_graph
-from foreplan.graph.text import print_graph
 from foreplan.ops.collective import AllGather, AllReduce, ReduceScatter
 from foreplan.options import Options
-from foreplan.step_graphs import graphs_of_step
 from tests.profile import pick, values
 from tests.ranks.test_tensor_drawn import Draw
 from tests.ranks.threads import run
@@ -159,7 +158,7 @@ def test_what_is_exchanged(batch: int) -> None:
     as in Megatron-LM. The table of embeddings has one sum, and the logits one gather.
     """
     step = step_of(f"{TEXTS['llama']},batch={batch}", 2)
-    assert parse_graph(print_graph(step)) is not None
+    assert parse_graph(step.as_text()) is not None
     found = exchanges(step)
     activation, halves = batch * 8 * 32 * 4, 2 * 2
     assert found["all_gather", activation] == 2 * (halves + 1) + halves

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError
-from foreplan.graph import Builder, Graph, TensorType
+from foreplan.base.errors import PlanError
+from foreplan.graph import Graph, GraphBuilder, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.join import concat
@@ -23,7 +23,7 @@ SIZE = 1 << 14
 
 def two_at_a_time() -> Graph:
     """An exchange of `2 x + 1`, which is cheap to compute again, beside work that needs much memory."""
-    b = Builder("g")
+    b = GraphBuilder("g")
     x = b.input("x", TensorType(FLOAT32, (SIZE,)))
     first = elementwise(b, lambda a: a * 7.0, x, dtype=FLOAT32)
     sent = elementwise(b, lambda a: a * 2.0 + 1.0, x, dtype=FLOAT32, name="sent")

@@ -12,7 +12,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import optim
-from foreplan.compiled import Compiled
+from foreplan.compiler.compiled import Compiled
 from foreplan.graph import Graph
 from foreplan.lower.program import PARAMETERS
 from tests.profile import few, values

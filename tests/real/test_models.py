@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.base.errors import ModelError, UnsupportedError
 from foreplan.graph import Graph
 from tests.oracle.peers import onnx
 from tests.real.catalogue import FOLDER, Model, folder, models, packages

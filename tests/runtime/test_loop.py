@@ -15,7 +15,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.planner.no_reuse import without_reuse
 from foreplan.runtime.planfile import digest_of
 from foreplan.runtime.session import Session

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.compiled import load_plan
-from foreplan.errors import DoesNotFitError, PlanError, UsageError
+from foreplan.base.errors import DoesNotFitError, PlanError, UsageError
+from foreplan.compiler.compiled import load_plan
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, HOST

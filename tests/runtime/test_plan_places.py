@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import foreplan as fp
-from foreplan.files import real_place
+from foreplan.base.files import real_place
 
 W = np.arange(600, dtype=np.float32).reshape(3, 200)
 MODELS = ("{}/m.onnx", "{}/below/m.onnx", "{}/link.onnx", "{}/external.onnx")

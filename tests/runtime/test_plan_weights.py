@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import ModelError, PlanError
-from foreplan.graph import Builder, Graph, Kind, Stored, TensorType
+from foreplan.base.errors import ModelError, PlanError
+from foreplan.graph import Graph, GraphBuilder, Kind, Stored, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise
 from tests.foreplan.shell import foreplan
@@ -23,7 +23,7 @@ def model(file: Path) -> Graph:
     content = np.arange(4, dtype=np.float32)
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"head" + content.tobytes())
-    b, type = Builder("scaled"), TensorType(FLOAT32, (4,))
+    b, type = GraphBuilder("scaled"), TensorType(FLOAT32, (4,))
     x = b.input("x", type)
     w = b.store("w", type, Kind.PARAMETER, Stored(file.resolve(), 4, type, file.stat().st_size, b"head"))
     return b.finish({"y": elementwise(b, lambda p, q: p * q, x, w)})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.graph import Op, Window, parse_graph
 from foreplan.lower import Candidate, Operand, Program, lower
 from foreplan.planner import Overwrite, Plan

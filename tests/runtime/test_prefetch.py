@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import InputError, PlanError, SessionError, VerificationError
+from foreplan.base.errors import InputError, PlanError, SessionError, VerificationError
+from foreplan.base.units import align_up
 from foreplan.lower.program import STATE
 from foreplan.planner import Category, Role
 from foreplan.runtime.planfile import save_plan
-from foreplan.units import align_up
 from tests.foreplan.shell import answer
 from tests.runtime.micro_batches import Arrays, compiled, data_for, perceptron, same
 

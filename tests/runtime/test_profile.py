@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.runtime.check import Timing
 from foreplan.runtime.engine import Peak
 from foreplan.runtime.inputs import made_up

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Builder, Op, TensorType
+from foreplan.graph import GraphBuilder, Op, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.map import elementwise
@@ -32,7 +32,7 @@ def exactly(op: Op, h: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES)
 def test_an_operand_that_is_given_three_times(case: str, target: str) -> None:
     op, shape = CASES[case]
-    b = Builder("repeated")
+    b = GraphBuilder("repeated")
     x = b.input("x", TensorType(FLOAT32, shape))
     h = elementwise(b, lambda x: x * 2.0, x)
     y = elementwise(b, lambda y: y + 1.0, b.node(op, h, h, h)[0])

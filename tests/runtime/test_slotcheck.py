@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.errors import PlanError
+from foreplan.base.errors import PlanError
 from foreplan.graph import Fill, Kind, Normal, RandomSeed
 from foreplan.lower import Program, target_named
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, Slot, region_of

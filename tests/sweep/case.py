@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from foreplan.graph import Op, TensorType, Window
-from foreplan.graph.op import op_text, parse_op
+from foreplan.graph.op import op_text
+from foreplan.graph.registry import parse_op
 from foreplan.graph.types import tensor_type
 from tests.sweep.values import fill
 

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.graph import DType, TensorType, as_dtype
 from tests.sweep.case import LAYOUTS, Case, Given
 from tests.sweep.values import ORDINARY

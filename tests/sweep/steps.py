@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from foreplan.graph import Array, Builder, Graph, Kind, TensorType, Value, as_dtype
+from foreplan.graph import Array, Graph, GraphBuilder, Kind, TensorType, Value, as_dtype
 from foreplan.graph.types import DType, Shape
 from foreplan.ops.expr import tanh
 from foreplan.ops.join import concat
@@ -63,7 +63,7 @@ class _Drawn:
     """A graph as it grows: values that nobody has read yet come first when one is taken."""
 
     def __init__(self, rng: Random, dtype: DType) -> None:
-        self.rng, self.dtype, self.b = rng, dtype, Builder("drawn")
+        self.rng, self.dtype, self.b = rng, dtype, GraphBuilder("drawn")
         x = TensorType(dtype, (rng.choice([2, 3]), rng.choice([3, 8]), rng.choice([5, 8])))
         self.values = [self.b.input("x", x)]
         self.numbers = np.random.default_rng(rng.getrandbits(32))

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from foreplan.graph.op import registered_ops
+from foreplan.graph.registry import registered_ops
 from tests.profile import pick
 from tests.sweep.bounds import DIFFERENCES
 from tests.sweep.case import parse_case

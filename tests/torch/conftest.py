@@ -9,7 +9,7 @@ import importlib.util
 
 import pytest
 
-from foreplan import modules
+from foreplan.compiler import modules
 
 if importlib.util.find_spec("torchvision") is not None:
     import torch

@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 
 import foreplan as fp
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from tests.torch import exports
 from tests.torch.exports import Example, export
 

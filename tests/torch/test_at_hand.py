@@ -21,10 +21,10 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import foreplan as fp  # noqa: E402
+from foreplan.base.errors import UnsupportedError, UsageError  # noqa: E402
 from foreplan.eager import Eager, Variant  # noqa: E402
 from foreplan.eager.storage import Use  # noqa: E402
 from foreplan.eager.watched.loop import Recipe, run  # noqa: E402
-from foreplan.errors import UnsupportedError, UsageError  # noqa: E402
 from tests.profile import pick  # noqa: E402
 from tests.torch.alive import most_within, phases  # noqa: E402
 from tests.torch.test_eager import OPTIMIZERS, drawn, loss_of  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 
 from torch.nn import functional  # noqa: E402
 
-from foreplan.graph import Builder, Value  # noqa: E402
+from foreplan.graph import GraphBuilder, Value  # noqa: E402
 from foreplan.ops.grid_sample import grid_sample  # noqa: E402
 from foreplan.ops.pullback import pulled_back  # noqa: E402
 from foreplan.ops.scatter_reduce import ScatterReduce  # noqa: E402
@@ -24,7 +24,7 @@ def _gradients(
     build: Callable[..., Value], arrays: Sequence[np.ndarray], g: np.ndarray, wrt: Sequence[int]
 ) -> list[np.ndarray | None]:
     """The result, and the gradients with respect to some of the arrays."""
-    b = Builder()
+    b = GraphBuilder()
     given = [b.input(f"x{i}", type_of(x)) for i, x in enumerate([*arrays, g])]
     y = build(b, *given[:-1])
     flows = pulled_back(b, tuple(b.nodes), [(y, given[-1])], [given[i] for i in wrt])

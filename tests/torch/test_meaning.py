@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import UnsupportedError  # noqa: E402
+from foreplan.base.errors import UnsupportedError  # noqa: E402
 from foreplan.graph import Kind  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa: E402

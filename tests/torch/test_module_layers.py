@@ -15,7 +15,7 @@ from torch.nn import utils  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import UnsupportedError  # noqa: E402
+from foreplan.base.errors import UnsupportedError  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa: E402
 

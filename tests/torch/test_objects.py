@@ -16,7 +16,7 @@ from safetensors.numpy import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import ForeplanError  # noqa: E402
+from foreplan.base.errors import ForeplanError  # noqa: E402
 from foreplan.graph import parse_graph  # noqa: E402
 from tests.torch.beside import RATE, assert_trains_as_pytorch  # noqa: E402
 from tests.torch.two import Cases, Two, X, assert_is_refused, assert_stays_as_it_is  # noqa: E402

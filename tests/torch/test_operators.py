@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import ModelError, UnsupportedError  # noqa: E402
+from foreplan.base.errors import ModelError, UnsupportedError  # noqa: E402
 from tests.profile import few, pick  # noqa: E402
 from tests.torch.operators import TIED, faults, is_judged, name_of, samples  # noqa: E402
 

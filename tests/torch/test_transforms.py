@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import ModelError, UnsupportedError  # noqa: E402
+from foreplan.base.errors import ModelError, UnsupportedError  # noqa: E402
 from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan.errors import UnsupportedError  # noqa: E402
+from foreplan.base.errors import UnsupportedError  # noqa: E402
 from tests.torch.beside import Squares, feeds  # noqa: E402
 from tests.torch.two import Two, X  # noqa: E402
 

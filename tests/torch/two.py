@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import foreplan as fp
-from foreplan.errors import ForeplanError, UnsupportedError
+from foreplan.base.errors import ForeplanError, UnsupportedError
 from tests.torch.beside import Squares
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)

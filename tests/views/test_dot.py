@@ -7,9 +7,9 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from foreplan.base.errors import UsageError
 from foreplan.cli import cli
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, Fill, Kind, TensorType
+from foreplan.graph import Fill, GraphBuilder, Kind, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise
 from foreplan.views.digraph import write_graph
@@ -46,7 +46,7 @@ def statements(text: str) -> list[list[str]]:
 
 
 def step(name: str = "w"):
-    b = Builder("model")
+    b = GraphBuilder("model")
     type = TensorType(FLOAT32, (2, 3))
     x, w = b.input("x", type), b.store(name, type, Kind.PARAMETER, Fill(0.0))
     y = elementwise(b, lambda x, w: x * w, x, w, name="scale")

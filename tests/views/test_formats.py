@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 import foreplan as fp
+from foreplan.base.errors import UsageError
 from foreplan.cli import cli
-from foreplan.errors import UsageError
 from foreplan.views.digraph import plan_digraph, plan_dot_text
 from foreplan.views.formats import FORMATS, write_view
 from foreplan.views.memory import Memory
@@ -334,4 +334,4 @@ def test_a_notebook_shows_the_step(step: Any) -> None:
     text = step._repr_html_()
     root = ElementTree.fromstring(f"<body>{text}</body>".replace("<br>", "<br/>"))
     assert "gpt2_small on numpy" in "".join(root.itertext())
-    assert fp.units.format_bytes(step.arena_bytes) in text and "<script" not in text and len(text) < 150_000
+    assert fp.base.units.format_bytes(step.arena_bytes) in text and "<script" not in text and len(text) < 150_000

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from foreplan.outside import Part
+from foreplan.base.outside import Part
 from foreplan.planner import plan
 from foreplan.planner.problem import Action, Category, Overwrite, Problem, Region, Role, Value
 from foreplan.planner.verify.verifier import verify

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.patterns import scopes_of
+from foreplan.base.patterns import scopes_of
 from foreplan.views.formats import write_view
 from foreplan.views.memory import Memory
 from tests.views.browser import HOW, browser

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.views.compare import Comparison
 from foreplan.views.memory import Memory
 from foreplan.views.read_snapshot import read_snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foreplan.base.units import align_up
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.contraction import matmul
 from foreplan.eager.rules.elementwise import add, cast, operands, unary, without_gradient
@@ -9,7 +10,6 @@ from foreplan.eager.rules.layers import softmax
 from foreplan.eager.rules.shape import cut, expand, pad, permute, reshape
 from foreplan.eager.storage import Tensor, strides_like
 from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
-from foreplan.units import align_up
 
 
 def attention(tape: Tape, which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

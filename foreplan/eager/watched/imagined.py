@@ -17,11 +17,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from foreplan.base.errors import UnsupportedError
 from foreplan.eager.watched.attention import attention_on_card
 from foreplan.eager.watched.autocast import autocast_on
 from foreplan.eager.watched.kernels import ops_of_cards
 from foreplan.eager.watched.known import Known
-from foreplan.errors import UnsupportedError
 
 CARD = "imagined"
 _AMP_TYPES = [torch.float16, torch.bfloat16]

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_iter
 
 import foreplan.eager
+from foreplan.base.errors import UnsupportedError, UsageError
 from foreplan.eager.ddp import buckets
 from foreplan.eager.result import Eager, Phase
 from foreplan.eager.step import CUBLAS, ITERATIONS
@@ -31,7 +32,6 @@ from foreplan.eager.watched.paths import Paths
 from foreplan.eager.watched.ranks import sharded
 from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
 from foreplan.eager.workspace import Workspaces
-from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend.losses import Loss
 
 _ASKS = (DataDependentOutputException, DynamicOutputShapeException)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from foreplan.errors import UsageError
-from foreplan.patterns import close_names
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import close_names
 
 
 def members_of_lists(module: torch.nn.Module) -> tuple[str, ...]:

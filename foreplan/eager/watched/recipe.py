@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.frontend.losses import LOSSES, Loss
 from foreplan.frontend.losses.classes import CrossEntropy, NegativeLogLikelihood
 from foreplan.frontend.losses.elements import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from foreplan.arguments import shown
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import ShapeError, UsageError
+from foreplan.base.units import listed
 from foreplan.frontend.losses.loss import Loss
 from foreplan.frontend.losses.named import named
 from foreplan.frontend.tracing.function import function_name
@@ -15,7 +16,6 @@ from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer, fail
 from foreplan.graph import Graph, TensorType, Value
-from foreplan.units import listed
 
 
 def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs: Sequence[str] | None = None) -> Graph:
@@ -60,8 +60,8 @@ def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs:
                 raise ShapeError(
                     f"the loss {label} needs the input {name!r} as {type}, and the model's is {value.type}"
                 )
-            further[name] = tracer.wrap(value)
-        result = fn(*(tracer.wrap(value) for value in values), **further)
+            further[name] = Tensor(tracer, value)
+        result = fn(*(Tensor(tracer, value) for value in values), **further)
         if not isinstance(result, Tensor) or result.shape or not result.value.dtype.is_float:
             raise fail(f"the loss {label} gives {result!r}; it must be a floating-point scalar, such as x.mean()")
         return b.finish(graph.outputs, {**graph.updates, **tracer.updates}, result.value, graph.gradients)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.arguments import listed, number_in, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import listed, number_in, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.losses.final import before_softmax
 from foreplan.frontend.losses.loss import Loss
 from foreplan.frontend.nn import functions as nn
 from foreplan.frontend.tracing.elementwise import apply, convert, select
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import TensorType
 from foreplan.graph.types import INT64
@@ -120,7 +120,7 @@ class CrossEntropy(OfClasses):
         if not smoothing:
             return self.mean(nn.cross_entropy(logits, target, axis, self.ignore_index), target, weights)
         op = ops.CrossEntropy(axis, self.ignore_index)
-        losses, lse = map(current().wrap, current().at().node(op, logits.value, target.value))
+        losses, lse = map(wrap, current().at().node(op, logits.value, target.value))
         spread = self._spread(logits, lse, target, axis, weights) * (smoothing / max(1, logits.shape[axis]))
         return self.mean(losses * (1.0 - smoothing), target, weights, spread)
 

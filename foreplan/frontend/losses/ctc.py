@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.arguments import flag, whole
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.arguments import flag, whole
+from foreplan.base.errors import ShapeError, UsageError
 from foreplan.frontend.losses.loss import Loss
 from foreplan.frontend.tracing.elementwise import apply, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.arguments import choice, flag, listed, number_in
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import choice, flag, listed, number_in
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.losses.final import before_sigmoid
 from foreplan.frontend.losses.loss import Loss
 from foreplan.frontend.tracing.elementwise import apply

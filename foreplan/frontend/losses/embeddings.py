@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.arguments import flag, number_in
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import flag, number_in
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.losses.loss import Loss
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tensor import Tensor, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Node
 from foreplan.graph.types import Shape
@@ -25,7 +25,7 @@ def before_softmax(logits: Tensor, axis: int, loss: str, kinds: Collection[str] 
     node, classes = _producer(logits), axis
     while node is not None and node.op.name == "reshape" and classes >= 0:
         classes = _same_axis(logits.shape, axis, node.inputs[0].shape)
-        node = _producer(current().wrap(node.inputs[0]))
+        node = _producer(wrap(node.inputs[0]))
     if node is None or node.op.name not in kinds or getattr(node.op, "axis", None) != classes:
         return logits
     before = _taken_in(node, node.op.name, loss)
@@ -53,7 +53,7 @@ def _taken_in(node: Node, kind: str, loss: str) -> Tensor:
         f"the model's {kind} {node.name!r} is taken into the loss {loss}, which reads its input "
         f"{node.inputs[0].name!r}; the model's output stays as it is"
     )
-    return current().wrap(node.inputs[0])
+    return wrap(node.inputs[0])
 
 
 def _same_axis(shape: Shape, axis: int, other: Shape) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from foreplan.base.units import listed
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import fail
 from foreplan.graph import TensorType
-from foreplan.units import listed
 
 
 class Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.arguments import choice
+from foreplan.base.arguments import choice
 from foreplan.frontend.losses.classes import CrossEntropy, NegativeLogLikelihood
 from foreplan.frontend.losses.elements import (
     BinaryCrossEntropy,

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import choice, number_in
-from foreplan.errors import ShapeError
-from foreplan.frontend.tracing.dispatch import as_axis, wrap
+from foreplan.base.arguments import choice, number_in
+from foreplan.base.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import apply
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import expr as ex
 from foreplan.ops import softmax as normalising

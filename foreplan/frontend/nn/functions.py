@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import flag, listed, number_in, shown, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import flag, listed, number_in, shown, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import as_bool, convert, select
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value, as_dtype
 from foreplan.ops import index, random, scan, sort
@@ -213,4 +213,4 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _wrap(value: Value) -> Tensor:
-    return current().wrap(value)
+    return wrap(value)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from foreplan.arguments import shown
-from foreplan.errors import UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import UsageError
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.function import function_name
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Value
 from foreplan.ops.custom_gradient import with_gradient
@@ -93,4 +93,4 @@ def gradient(y: Any, *xs: Any) -> Any:
 
 
 def _wrap(value: Value) -> Tensor:
-    return current().wrap(value)
+    return wrap(value)

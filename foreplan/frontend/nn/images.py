@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from foreplan.arguments import choice, flag, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import choice, flag, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.nn.windows import Padding, PerAxis, pads_per_axis, per_axis
-from foreplan.frontend.tracing.dispatch import wrap
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import join
 from foreplan.ops import resize as resizing

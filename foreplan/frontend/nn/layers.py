@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from foreplan.arguments import choice, flag, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import choice, flag, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.nn.functions import attention, join_heads, split_heads
 from foreplan.frontend.nn.images import PADDING_MODES, pad
 from foreplan.frontend.nn.parameters import (
@@ -24,7 +24,7 @@ from foreplan.frontend.nn.parameters import (
 )
 from foreplan.frontend.nn.windows import Padding, PerAxis, pads_per_axis, per_axis
 from foreplan.frontend.tracing.elementwise import apply
-from foreplan.frontend.tracing.tensor import Tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
 from foreplan.ops.conv import ops as convolution
@@ -53,7 +53,7 @@ def linear(
     inputs, features = x.shape[-1] if x.shape else 0, whole("linear's features", features, 0)
     with layer(name, "linear"):
         w, b = _weight_and_bias(x, (features, inputs), features if flag("bias", bias) else None, weight_init, bias_init)
-        y = current().wrap(matmul(current().at(), x.value, w.value, transpose_b=True))
+        y = wrap(matmul(current().at(), x.value, w.value, transpose_b=True))
         return y if b is None else y + b
 
 
@@ -116,7 +116,7 @@ def conv(
         added = None if b is None else b.value
         geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
         y = convolution.conv(current().at(), x.value, w.value, added, groups=groups, **geometry)
-    return current().wrap(y)
+    return wrap(y)
 
 
 def _axes_and_groups(kind: str, x: Tensor, features: int, groups: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def conv_transpose(
         y = convolution.conv_transpose(
             current().at(), x.value, w.value, added, groups=groups, output_padding=extra, **geometry
         )
-    return current().wrap(y)
+    return wrap(y)
 
 
 @takes_tensors
@@ -209,7 +209,7 @@ def embedding(
     """
     with layer(name, "embedding"):
         table = parameter("weight", (count, features), Normal(1.0) if weight_init is None else weight_init, dtype)
-        return current().wrap(gather(current().at(), table.value, ids.value, 0, from_end=False))
+        return wrap(gather(current().at(), table.value, ids.value, 0, from_end=False))
 
 
 @takes_tensors

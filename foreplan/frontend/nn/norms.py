@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from foreplan.arguments import flag, number_in, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import flag, number_in, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.nn.parameters import buffer, float_dtype, layer, parameter
 from foreplan.frontend.tracing.dispatch import as_axis
-from foreplan.frontend.tracing.tensor import Tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import DType
 from foreplan.ops.norm import batch, rows
@@ -39,7 +39,7 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
         b = current().at()
         kept = number_in("batch_norm's momentum", momentum, 0.0, math.nextafter(1.0, 2.0))
         op = batch.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
-        return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
+        return wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
 
 
 @takes_tensors
@@ -52,7 +52,7 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
     with layer(name, "layer_norm"):
         scale, bias = _scale_and_bias(x.shape[first:], dtype)
         y = rows.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
+        return wrap(y)
 
 
 @takes_tensors
@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
         y = rows.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
+        return wrap(y)
 
 
 @takes_tensors
@@ -84,7 +84,7 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
     with layer(name, "group_norm"):
         scale, bias = _scale_and_bias(channels, dtype)
         y = rows.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
+        return wrap(y)
 
 
 @takes_tensors
@@ -102,7 +102,7 @@ def instance_norm(x: Tensor, affine: bool = False, epsilon: float = 1e-5, name: 
     with layer(name, "instance_norm"):
         vectors = [tensor.value for tensor in _scale_and_bias(channels, dtype)] if flag("affine", affine) else []
         y = rows.group_norm(current().at(), x.value, channels, *vectors, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
+        return wrap(y)
 
 
 def _epsilon(given: float) -> float:

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from foreplan.arguments import instance, listed, shown, whole
-from foreplan.errors import ShapeError, UsageError
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.base.arguments import instance, listed, shown, whole
+from foreplan.base.errors import ShapeError, UsageError
+from foreplan.frontend.tracing.tensor import Tensor, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Array, DType, Fill, Initializer, Normal, TensorType, Uniform, as_dtype
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 
 Init = Initializer | np.ndarray | float
 _LONGEST = 1 << 50  # extent of a tensor
@@ -59,7 +59,7 @@ def shared(name: str) -> Tensor:
     made = current().parameters
     if instance("the name of a parameter", name, str, "such as 'wte.weight'") not in made:
         raise fail(f"there is no parameter {name!r} yet; there are {', '.join(made) or 'none'}")
-    return made[name]
+    return wrap(made[name])
 
 
 def _store(
@@ -92,7 +92,7 @@ def _store(
         raise UsageError(
             f"the content of the parameter {name!r} must be an initialiser, a number or an array, and is {shown(init)}"
         )
-    return current().store(name, type, kind, init)
+    return wrap(current().store(name, type, kind, init))
 
 
 def layer(name: str, kind: str) -> AbstractContextManager[None]:

@@ -7,11 +7,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from foreplan.arguments import whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.nn.windows import PerAxis, per_axis
-from foreplan.frontend.tracing.dispatch import wrap
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import pool
 from foreplan.ops.index import gather

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import choice, flag, shown, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import choice, flag, shown, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.nn.functions import dropout as drop
 from foreplan.frontend.nn.parameters import float_dtype, layer, parameter
 from foreplan.frontend.tracing.elementwise import convert
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Builder, Uniform, Value
 from foreplan.ops import recurrent
@@ -162,10 +162,10 @@ def _stack(
             steps, *last = cell(b, y.value, *weights, own, "reverse" if way else "forward")
             outputs.append(reshape(b, steps, (y.shape[0], y.shape[1], features)))
             finals.append(tuple(last))
-        y = current().wrap(concat(b, outputs, 2))
+        y = wrap(concat(b, outputs, 2))
     b = current().at()
-    final = [current().wrap(concat(b, list(each), 0)) for each in zip(*finals)]
-    return current().wrap(transpose(b, y.value, (1, 0, 2))) if batch_first else y, final
+    final = [wrap(concat(b, list(each), 0)) for each in zip(*finals)]
+    return wrap(transpose(b, y.value, (1, 0, 2))) if batch_first else y, final
 
 
 def _initial(state: Any, shape: tuple[int, ...], like: Tensor) -> Tensor | None:

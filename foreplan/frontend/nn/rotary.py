@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import flag, listed, number_in, whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import flag, listed, number_in, whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 

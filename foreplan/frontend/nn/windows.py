@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from foreplan.arguments import whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import whole
+from foreplan.base.errors import ShapeError
 from foreplan.ops.window import same_padding
 
 PerAxis = int | Sequence[int]

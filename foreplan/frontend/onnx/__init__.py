@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import names_in, whole
+from foreplan.base.arguments import names_in, whole
+from foreplan.base.patterns import Selection
 from foreplan.graph import Graph
-from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
     import onnx
@@ -84,7 +84,7 @@ def from_onnx(
 
     Source: the ONNX specification, IR versions 3 to 13, operators of opsets 1 to 28.
     """
-    from foreplan.errors import ValueNeededError
+    from foreplan.base.errors import ValueNeededError
     from foreplan.frontend.onnx.examples import Binding, with_all_shapes, with_all_values
     from foreplan.frontend.onnx.load import load_model
     from foreplan.frontend.onnx.model import import_model

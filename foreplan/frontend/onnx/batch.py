@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph.types import Shape
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")

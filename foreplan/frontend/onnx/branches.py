@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError, ValueNeededError
+from foreplan.base.errors import ShapeError, UnsupportedError, ValueNeededError
 from foreplan.frontend.onnx.builder import sources_of
 from foreplan.frontend.onnx.node import OnnxNode, Operand, binding
 from foreplan.frontend.onnx.sequences import Tensors

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from foreplan.errors import UnsupportedError
-from foreplan.graph import Builder, Initializer, Op, TensorType, Value
-from foreplan.graph.ir import Kind
+from foreplan.base.errors import UnsupportedError
+from foreplan.graph import Builder, GraphBuilder, Initializer, Op, TensorType, Value
+from foreplan.graph.value import Kind
 
 
-class OnnxBuilder(Builder):
+class OnnxBuilder(GraphBuilder):
     """A Builder whose stored values never take a name that the file has, and that stops at `most` nodes."""
 
     def __init__(self, name: str, claim: Callable[[str], str], most: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from foreplan.frontend.onnx.node import OnnxNode
 from foreplan.frontend.onnx.tensors import Constant, from_array
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 
 
 def constant(n: OnnxNode, kind: Kind) -> Constant:

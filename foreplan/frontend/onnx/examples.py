@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, ShapeError, ValueNeededError
+from foreplan.base.errors import ForeplanError, ShapeError, ValueNeededError
+from foreplan.base.units import listed
 from foreplan.frontend.onnx.importer import Importer
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.node import FEW
 from foreplan.frontend.onnx.shapes import Unbound, bind_shapes
 from foreplan.frontend.onnx.symbols import Extent, batch_axes
 from foreplan.graph.types import DType, Shape
-from foreplan.units import listed
 
 _MOST_WORK = 1 << 14  # nodes made by all imports that try examples, before the last one
 # What a symbol's name tells of its size; the first that fits counts.

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, UnsupportedError
+from foreplan.base.errors import ForeplanError, UnsupportedError
+from foreplan.base.untrusted import Allowance
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import TRANSLATIONS, OnnxNode, Operand
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.frontend.onnx.wire import INTEGER_BYTES
-from foreplan.graph import Builder, TensorType, Value, as_dtype
-from foreplan.graph.ir import Kind
+from foreplan.graph import Builder, GraphBuilder, TensorType, Value, as_dtype
+from foreplan.graph.value import Kind
 from foreplan.ops.evaluate import content, evaluate
-from foreplan.untrusted import Allowance
 
 # Ops that depend on more than their inputs, or that the importer expands.
 _NEVER = {
@@ -100,7 +100,8 @@ class _Apart:
     """A graph apart, in which a translation builds the node that is folded, and which is then computed."""
 
     def __init__(self, path: Path | None) -> None:
-        self.b, self.path = Builder("folded"), path
+        self.b: Builder = GraphBuilder("folded")
+        self.path = path
         self.batch: Rebatch | None = None  # what is known at import has no batch
         self.known: dict[Value, np.ndarray] = {}
         self.floats: dict[str, Value] = {}

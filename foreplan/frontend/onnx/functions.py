@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.onnx.bodies import microsoft_body
 from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import OnnxNode

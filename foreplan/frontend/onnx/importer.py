@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
+from foreplan.base.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
+from foreplan.base.patterns import AS_THE_MODEL, Selection
+from foreplan.base.untrusted import Allowance
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.branches import Guards, kept_where
 from foreplan.frontend.onnx.builder import OnnxBuilder, sources_of
 from foreplan.frontend.onnx.control import CONTROL_FLOW, body_of
-from foreplan.frontend.onnx.exporter import Exporter
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, unknown_op, with_attributes
 from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
-from foreplan.frontend.onnx.lost import notes_on
+from foreplan.frontend.onnx.module.exporter import Exporter
+from foreplan.frontend.onnx.module.lost import notes_on
+from foreplan.frontend.onnx.module.restore import restored
 from foreplan.frontend.onnx.nested import Nested
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
 from foreplan.frontend.onnx.outputs import compared
-from foreplan.frontend.onnx.restore import restored
 from foreplan.frontend.onnx.roles import NO_ROLE, Role, RolesOfBodies, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
 from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor, given_array
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
-from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
+from foreplan.graph.value import Kind
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import StopGradient
 from foreplan.ops.storage import unpacked
-from foreplan.patterns import AS_THE_MODEL, Selection
-from foreplan.untrusted import Allowance
 
 if TYPE_CHECKING:
     import onnx
@@ -73,11 +73,12 @@ class Importer:
         self.exporter = Exporter.of(model.proto, model.path)
         self.path = model.path
         held = len(model.proto.graph.node) + sum(len(body.node) for body in model.proto.functions)
-        self.b: Builder = OnnxBuilder(
+        self._whole = OnnxBuilder(
             model.proto.graph.name or model.label,
             lambda name: self._taken.claim(self._free(name)),
             max(_MOST_MADE, _MOST_TIMES * held),
         )
+        self.b: Builder = self._whole
         self.shapes: dict[str, Shape] = {}
         self.told = model.proto.graph
         self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
@@ -127,7 +128,7 @@ class Importer:
             found = outputs[info.name].type
             shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
             self.b.notes += compared(info, found.dtype, shape, self.model.label)
-        return self.b.finish(outputs, updates=self.updates)
+        return self._whole.finish(outputs, updates=self.updates)
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""

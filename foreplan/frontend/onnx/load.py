@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.base.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.foreign import told_by_bytes, told_by_name
 from foreplan.frontend.onnx.wire import skeleton
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from foreplan.base.patterns import AS_THE_MODEL, Selection
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.importer import Importer
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.origin import Origin
 from foreplan.frontend.onnx.shapes import bind_shapes
 from foreplan.graph import Graph
-from foreplan.patterns import AS_THE_MODEL, Selection
 
 
 def import_model(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
+from foreplan.base.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.tensors import Constant, filled, from_tensor
 from foreplan.graph import Builder, DType, Kind, TensorType, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ModelError
-from foreplan.files import real_place
+from foreplan.base.errors import ModelError
+from foreplan.base.files import real_place
 from foreplan.frontend.onnx.load import Model, load_model
 from foreplan.frontend.onnx.nested import Place
 from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.frontend.onnx.wire import INLINE_BYTES, SELF
 from foreplan.graph import Array, Graph
 from foreplan.graph.init import generator_for
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 
 if TYPE_CHECKING:
     import onnx

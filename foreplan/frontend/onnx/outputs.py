@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import DType

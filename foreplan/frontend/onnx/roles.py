@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import differs_by_head, is_one_number, the_number
-from foreplan.frontend.onnx.exporter import Exporter, is_learned_name, is_literal_name, is_sure_name, is_table_name
+from foreplan.base.patterns import Selection
+from foreplan.frontend.onnx.module.contents import differs_by_head, is_one_number, the_number
+from foreplan.frontend.onnx.module.exporter import (
+    Exporter,
+    is_learned_name,
+    is_literal_name,
+    is_sure_name,
+    is_table_name,
+)
 from foreplan.frontend.onnx.places import is_round
 from foreplan.frontend.onnx.tables import is_irregular, is_written, table_like
 from foreplan.frontend.onnx.tensors import FLOATS, WHOLE
 from foreplan.frontend.onnx.uses import Functions, Use, find_uses, reads
-from foreplan.graph.ir import Kind
-from foreplan.patterns import Selection
+from foreplan.graph.value import Kind
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.arguments import shown, whole
-from foreplan.errors import ShapeError, UnsupportedError, UsageError
+from foreplan.base.arguments import shown, whole
+from foreplan.base.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.symbols import Extent, batch_axes, symbol_of, without_contradicted
 from foreplan.frontend.onnx.tensors import dtype_of

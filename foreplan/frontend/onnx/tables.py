@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from foreplan.frontend.onnx.contents import agree, numbers_of, sample
+from foreplan.frontend.onnx.module.contents import agree, numbers_of, sample
 from foreplan.frontend.onnx.places import has_few_digits
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreplan.errors import ModelError, ShapeError, UnsupportedError
-from foreplan.files import confined, real_place
+from foreplan.base.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.base.files import confined, real_place
 from foreplan.frontend.onnx.wire import INLINE_BYTES, INTEGER_BYTES, SELF
 from foreplan.graph import Array, Fill, Initializer, Stored, TensorType, Value, as_dtype
-from foreplan.graph.ir import Kind
 from foreplan.graph.types import Shape
+from foreplan.graph.value import Kind
 from foreplan.ops.storage import BITS, packed_extent
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ForeplanError
-from foreplan.frontend.onnx.contents import the_number
+from foreplan.base.errors import ForeplanError
+from foreplan.frontend.onnx.module.contents import the_number
 from foreplan.frontend.onnx.places import REARRANGING, Near, proof
 from foreplan.frontend.onnx.tensors import from_tensor
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 
 if TYPE_CHECKING:
     import onnx

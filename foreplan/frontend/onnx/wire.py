@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 
 INLINE_BYTES = 1024  # float tensors up to here stay inside the model, as do integer ones up to INTEGER_BYTES
 INTEGER_BYTES = 1 << 20

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.base.errors import ModelError, UnsupportedError
 from foreplan.frontend.onnx.foreign import told_by_bytes
 from foreplan.frontend.torch.exporting import cause, torch_here
 

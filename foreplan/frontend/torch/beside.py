@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.frontend.torch.attributes import kept, of_tensors
 from foreplan.frontend.torch.exporting import cause, uncompiled
 from foreplan.frontend.torch.known import array_of

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.lines import Lines
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -87,7 +87,7 @@ class Call:
 
     def wrap(self, value: Value) -> Tensor:
         """A value as handlers see it."""
-        return self.reader.tracer.wrap(value)
+        return Tensor(self.reader.tracer, value)
 
     def tensor(self, x: Any, dtype: DType | None = None) -> Tensor:
         """A tensor, array or number as a tensor, of an element type if one is given."""

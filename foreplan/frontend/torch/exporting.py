@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.base.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
 from foreplan.frontend.torch.frames import functions_kept, line_of_error

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import foreplan
+import foreplan.version
 from foreplan.frontend.torch.replaced import replaced
 
 if TYPE_CHECKING:
@@ -56,6 +56,6 @@ def _not_users() -> tuple[tuple[str, ...], str]:
     import torch
 
     own, kept, library = (
-        f"{os.path.dirname(each)}{os.sep}" for each in (torch.__file__, foreplan.__file__, os.__file__)
+        f"{os.path.dirname(each)}{os.sep}" for each in (torch.__file__, foreplan.version.__file__, os.__file__)
     )
     return (own, kept), library

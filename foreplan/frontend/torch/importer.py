@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import names_in, shown
-from foreplan.errors import ForeplanError, ModelError, UsageError
+from foreplan.base.arguments import names_in, shown
+from foreplan.base.errors import ForeplanError, ModelError, UsageError
+from foreplan.base.patterns import Selection
 from foreplan.frontend.torch.archive import read_program
 from foreplan.frontend.torch.exporting import cause, programs, torch_here
 from foreplan.frontend.torch.held import of_module, of_program
 from foreplan.frontend.torch.program import check_program, notes_on
 from foreplan.frontend.torch.reader import Reader
 from foreplan.graph import Graph
-from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
     import torch

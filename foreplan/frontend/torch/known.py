@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.graph import as_dtype
 
 MOST_KNOWN = 1 << 26  # elements of what is computed while importing: a mask of 8,192 positions squared

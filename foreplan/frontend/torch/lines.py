@@ -24,7 +24,7 @@ class Lines(Tracer):
         """What inference gives, and what training does; one tensor for both is itself."""
         if inference.value is training.value:
             return training
-        return self.wrap(self.at().apply(ByMode(), inference.value, training.value))
+        return Tensor(self, self.at().apply(ByMode(), inference.value, training.value))
 
     def at(self) -> Builder:
         """The builder, with new nodes attributed to the current line."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.base.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch

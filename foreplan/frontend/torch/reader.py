@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
+from foreplan.base.patterns import Selection
 from foreplan.frontend.torch.call import dtype_of
 from foreplan.frontend.torch.checkpoints import segments_of
 from foreplan.frontend.torch.held import Held
@@ -22,7 +23,6 @@ from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Array, Graph, Kind, Missing, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.origin import ModuleOrigin
 from foreplan.ops.map import elementwise
-from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class Reader:
             b = self.tracer.at()
             content = Missing() if tensor.is_meta else Array(array_of(tensor).copy())
             value = b.store(name, type, kind, content, why)
-            self._stored[id(tensor)] = self.tracer.wrap(value)
+            self._stored[id(tensor)] = Tensor(self.tracer, value)
         return self._stored[id(tensor)]
 
     # Random numbers.
@@ -203,7 +203,7 @@ class Reader:
             known[node.name] = self.tracer.at().input(
                 node.name, TensorType(dtype_of(like.dtype, node.name), tuple(like.shape))
             )
-        return self.tracer.wrap(known[node.name])
+        return Tensor(self.tracer, known[node.name])
 
     def _outputs(self, program: Any, results: list[Any]) -> Iterator[tuple[str, Tensor]]:
         """Tensors that a program gives, by the fields, keys and places that lead to them."""
@@ -236,7 +236,7 @@ class Reader:
             if True in forms:
                 for old, new in updates.items():
                     self.tracer.place(old.name.rpartition(".")[0], "")
-                    updates[old] = self.tracer.by_mode(self.tracer.wrap(old), new)
+                    updates[old] = self.tracer.by_mode(Tensor(self.tracer, old), new)
                 self.tracer.place("", "")
             following = {old: new.value for old, new in updates.items()}
             if self._random_state is not None:

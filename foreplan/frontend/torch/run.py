@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, ShapeError, UnsupportedError
+from foreplan.base.errors import ForeplanError, ShapeError, UnsupportedError
 from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.checkpoints import mark_of
@@ -429,7 +429,7 @@ class Run:
         if isinstance(x, Pair):
             return Pair(self.stopped(x.real), self.stopped(x.imag))
         if isinstance(x, Tensor) and x.value.dtype.is_float:
-            return self.reader.tracer.wrap(self.reader.tracer.at().apply(StopGradient(), x.value))
+            return Tensor(self.reader.tracer, self.reader.tracer.at().apply(StopGradient(), x.value))
         return x
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.replaced import replaced
 
 GRADIENT, ARGUMENT, CTC_LOSS = "foreplan::gradient", "foreplan::argument", "foreplan::ctc_loss"

@@ -3,6 +3,7 @@
 function    `trace`: the front door
 specs       `Spec`: the type of an input
 tensor      `Tensor`: what the function sees instead of an array
+methods     what tensors do by functions that need tensors
 tracer      the trace in progress: its builder, the user's line for errors, names of parameters
 dispatch    NumPy's functions on tensors: the table, filled by the modules numpy_*
 refusals    why other functions of NumPy are refused
@@ -13,6 +14,16 @@ call        a graph called on tensors, as a layer of a larger one
 loop        `scan`
 """
 
+from foreplan.frontend.tracing import (  # noqa: F401  (what tensors do, and NumPy's functions, is declared in them)
+    call,
+    indexing,
+    numpy_join,
+    numpy_matrix,
+    numpy_nan,
+    numpy_order,
+    numpy_reduce,
+    numpy_shape,
+)
 from foreplan.frontend.tracing.function import trace
 from foreplan.frontend.tracing.loop import scan
 from foreplan.frontend.tracing.specs import Spec, spec

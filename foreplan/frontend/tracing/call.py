@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import shown
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import ShapeError, UsageError
+from foreplan.frontend.tracing.methods import for_tensors
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer, fail
 from foreplan.graph import Graph, Value
 
 
+@for_tensors
 def call(tracer: Tracer, graph: Graph, inputs: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
     """The outputs of a model for these inputs: see `Graph.__call__`.
 
@@ -33,7 +35,7 @@ def call(tracer: Tracer, graph: Graph, inputs: Sequence[Any], named: Mapping[str
     for note in graph.notes:
         if note not in b.notes:
             b.note(note)
-    outputs = {each: tracer.wrap(now[value]) for each, value in graph.outputs.items()}
+    outputs = {each: Tensor(tracer, now[value]) for each, value in graph.outputs.items()}
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 

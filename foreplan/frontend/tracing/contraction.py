@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import convert
+from foreplan.frontend.tracing.methods import for_tensors
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor, common_float
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.ops import matmul as product
@@ -25,6 +26,7 @@ def _pair(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return convert(left, dtype), convert(right, dtype)
 
 
+@for_tensors
 def matmul(x: Any, y: Any) -> Tensor:
     """NumPy's matmul: batches of matrices; an operand with one axis is a row (left) or a column (right).
 
@@ -47,21 +49,24 @@ def matmul(x: Any, y: Any) -> Tensor:
         del shape[-1]
     if row:
         del shape[-1 if column else -2]
-    return tracer.wrap(reshape(b, y_value, shape))
+    return Tensor(tracer, reshape(b, y_value, shape))
 
 
+@for_tensors
 def matvec(x: Any, y: Any) -> Any:
     """np.matvec: matrices [..., n, m] times vectors [..., m]."""
     left, right = _pair(x, y)
     return matmul(left, right.reshape(*right.shape, 1)).squeeze(-1)
 
 
+@for_tensors
 def vecmat(x: Any, y: Any) -> Any:
     """np.vecmat: vectors [..., n] times matrices [..., n, m]."""
     left, right = _pair(x, y)
     return matmul(left.reshape(*left.shape[:-1], 1, left.shape[-1] if left.ndim else 1), right).squeeze(-2)
 
 
+@for_tensors
 def vecdot(x: Any, y: Any) -> Any:
     """np.vecdot: the sum of products along the last axis."""
     left, right = _pair(x, y)

@@ -8,18 +8,16 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from foreplan.arguments import whole
-from foreplan.errors import UsageError
+from foreplan.base.arguments import whole
+from foreplan.base.errors import UsageError
+from foreplan.frontend.tracing.methods import for_tensors
 from foreplan.frontend.tracing.refusals import reason_against
-from foreplan.frontend.tracing.tensor import Axes, Tensor
-from foreplan.frontend.tracing.tracer import caller, current, fail
-from foreplan.graph import Value
+from foreplan.frontend.tracing.tensor import MISTAKES, Axes
+from foreplan.frontend.tracing.tracer import caller, fail
 from foreplan.graph.types import MOST_AXES
 from foreplan.ops.reduce import normalize_axes
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-# What Python and NumPy raise for arguments that make no sense.
-MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _TABLE: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -35,20 +33,7 @@ def traced(*functions: Any) -> Callable[[Handler], Handler]:
 
 def supported_functions() -> tuple[str, ...]:
     """Names of the NumPy functions, other than ufuncs, that traced tensors take."""
-    _load()
     return tuple(sorted({_name(function) for function in _TABLE}))
-
-
-def _load() -> None:
-    """Fill the table: the modules that declare traced functions need this one."""
-    from foreplan.frontend.tracing import (  # noqa: F401
-        numpy_join,
-        numpy_matrix,
-        numpy_nan,
-        numpy_order,
-        numpy_reduce,
-        numpy_shape,
-    )
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -56,6 +41,7 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{module}.{function.__name__}"
 
 
+@for_tensors
 def apply_function(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A NumPy function called with at least one traced tensor.
 
@@ -63,7 +49,6 @@ def apply_function(function: Callable[..., Any], args: Sequence[Any], kwargs: di
         TraceError: the function, or one of its arguments, cannot be traced.
     """
     name = _name(function)
-    _load()
     handler = _TABLE.get(function)
     if handler is None:
         raise fail(f"{name} cannot be traced: it {reason_against(function.__name__)}")
@@ -110,11 +95,6 @@ def _plain(signature: inspect.Signature) -> str:
         default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
         shown.append(("*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "") + parameter.name + default)
     return f"({', '.join(shown)})"
-
-
-def wrap(value: Value) -> Tensor:
-    """A value as the traced function sees it."""
-    return current().wrap(value)
 
 
 def as_axes(axis: Axes, rank: int) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
+from foreplan.frontend.tracing.methods import for_tensors, of_tensors
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor, common_float, is_scalar, literal, note_infinite
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import DType, Value, as_dtype
@@ -132,6 +133,7 @@ def scalar_function(name: str) -> Callable[..., Expr]:
     return _COMPOSED.get(name) or partial(call, _SAME[name])
 
 
+@for_tensors
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A ufunc called with at least one traced tensor.
 
@@ -157,9 +159,7 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dic
     if name == "reciprocal" and not as_tensor(inputs[0]).value.dtype.is_float:
         raise fail("np.reciprocal of integers is 0, 1 or -1; convert them with astype first")
     if name in _PRODUCTS:
-        from foreplan.frontend.tracing import contraction
-
-        result = getattr(contraction, name)(*inputs)
+        result = of_tensors(name)(*inputs)
     elif name in ("divmod", "modf"):
         whole = np.floor_divide(*inputs) if name == "divmod" else np.trunc(*inputs)
         return (whole, np.remainder(*inputs)) if name == "divmod" else (inputs[0] - whole, whole)
@@ -217,10 +217,11 @@ def apply(name: str, fn: Callable[..., Expr], *operands: Any) -> Tensor:
         whole = Call(name, tuple(exprs)) if name in FUNCTIONS else expr
         dtype = infer_dtypes([value.dtype for value in values], whole)[whole]
         if not isinstance(expr, Arg) or len(values) > 1 or values[0].dtype != dtype:
-            return tracer.wrap(b.apply(Map((str(whole),)), *values, name=name))
-    return tracer.wrap(elementwise(b, expr, *values, name=name))
+            return Tensor(tracer, b.apply(Map((str(whole),)), *values, name=name))
+    return Tensor(tracer, elementwise(b, expr, *values, name=name))
 
 
+@for_tensors
 def convert(x: Any, dtype: DType | str | np.dtype | type) -> Tensor:
     """Elements of `x` converted to another type; floats to integers are truncated toward zero.
 
@@ -235,7 +236,7 @@ def convert(x: Any, dtype: DType | str | np.dtype | type) -> Tensor:
     if tensor.value.dtype == wanted:
         return tensor
     b = tensor.tracer.at()
-    return tensor.tracer.wrap(elementwise(b, ex.cast(Arg(0), wanted), tensor.value, name="cast"))
+    return Tensor(tensor.tracer, elementwise(b, ex.cast(Arg(0), wanted), tensor.value, name="cast"))
 
 
 def as_bool(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import shown
-from foreplan.errors import UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import UsageError
 from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer, fail
@@ -90,7 +90,7 @@ def _inputs(tracer: Tracer, b: Builder, bound: inspect.BoundArguments) -> inspec
 
     def replace(name: str, argument: Any) -> Any:
         if isinstance(argument, Spec):
-            return tracer.wrap(b.input(name, argument.type))
+            return Tensor(tracer, b.input(name, argument.type))
         if isinstance(argument, np.ndarray):
             raise UsageError(
                 f"the argument {name!r} is an array; describe the input with "

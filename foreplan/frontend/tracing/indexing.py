@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import apply, convert
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.methods import for_tensors
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.expr import where
@@ -19,6 +20,7 @@ from foreplan.ops.index import gather
 from foreplan.ops.shape import Slice, reshape
 
 
+@for_tensors
 def index(x: Tensor, key: Any) -> Tensor:
     """`x[key]` by NumPy's rules, with every shape static.
 
@@ -52,7 +54,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     value = as_tensor(x).value
     if tuple(extents) != x.shape or any(step != 1 for step in steps):
         value = b.apply(Slice(tuple(starts), tuple(extents), tuple(steps)), value)
-    result = current().wrap(reshape(b, value, shape))
+    result = wrap(reshape(b, value, shape))
     if chosen:
         _check_adjacent(places)
         return _gather(result, chosen)
@@ -129,7 +131,7 @@ def _gather(x: Tensor, chosen: list[tuple[int, Any]]) -> Tensor:
     tracer, b = current(), current().at()
     if len(chosen) == 1:
         axis, indices = chosen[0]
-        return tracer.wrap(gather(b, x.value, as_tensor(indices).value, axis))
+        return Tensor(tracer, gather(b, x.value, as_tensor(indices).value, axis))
     first, count = chosen[0][0], len(chosen)
     extents = x.shape[first : first + count]
     broadcast_shapes(*(tuple(indices.shape) for _, indices in chosen))
@@ -145,7 +147,7 @@ def _gather(x: Tensor, chosen: list[tuple[int, Any]]) -> Tensor:
         flat = flat * extent + indices
     if isinstance(flat, np.ndarray):
         flat = as_tensor(flat)
-    return tracer.wrap(gather(b, merged, flat.value, first))
+    return Tensor(tracer, gather(b, merged, flat.value, first))
 
 
 def take(x: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from foreplan.arguments import flag, shown, whole
-from foreplan.errors import UsageError
-from foreplan.frontend.tracing.tensor import as_tensor
+from foreplan.base.arguments import flag, shown, whole
+from foreplan.base.errors import UsageError
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value
 from foreplan.ops.cell import Cell, looped, placeholders
@@ -64,8 +64,8 @@ def scan(
     places, slices = placeholders(carried, scanned)
     with tracer.at().recorded() as nodes:
         result = function(
-            _filled(init, iter(tracer.wrap(value) for value in places)),
-            _filled(xs, iter(tracer.wrap(value) for value in slices)),
+            _filled(init, iter(Tensor(tracer, value) for value in places)),
+            _filled(xs, iter(Tensor(tracer, value) for value in slices)),
         )
         carry, y = _checked(result, init, places)
         after = [as_tensor(x, place.dtype).value for x, place in zip(_leaves(carry), places)]
@@ -76,8 +76,8 @@ def scan(
     cell = Cell(nodes, places, slices, after, outputs)
     last, stacked = looped(b, cell, carried, scanned, flag("reverse", reverse), steps)
     return (
-        _filled(carry, iter(tracer.wrap(value) for value in last)),
-        _filled(y, iter(tracer.wrap(value) for value in stacked)),
+        _filled(carry, iter(Tensor(tracer, value) for value in last)),
+        _filled(y, iter(Tensor(tracer, value) for value in stacked)),
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import whole
-from foreplan.errors import ShapeError
+from foreplan.base.arguments import whole
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing import contraction
-from foreplan.frontend.tracing.dispatch import as_axis, traced, wrap
+from foreplan.frontend.tracing.dispatch import as_axis, traced
 from foreplan.frontend.tracing.elementwise import convert, select, zero_of
-from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float
+from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.ops.conv.ops import conv
 

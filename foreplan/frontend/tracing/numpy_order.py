@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
-from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced, wrap
+from foreplan.base.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced
 from foreplan.frontend.tracing.elementwise import convert, select
-from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float
+from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value
 from foreplan.ops.scan import CumSum, cumprod

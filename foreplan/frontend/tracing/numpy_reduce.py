@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing import indexing
-from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced, wrap
+from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select, zero_of
-from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph.types import FLOAT32, broadcast_shapes
 from foreplan.ops.expr import Expr, call, where

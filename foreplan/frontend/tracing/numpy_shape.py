@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import ShapeError
-from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced, wrap
+from foreplan.base.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced
 from foreplan.frontend.tracing.elementwise import convert
-from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float
+from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float, wrap
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops import shape as shapes

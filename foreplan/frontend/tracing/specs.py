@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.arguments import shown, whole
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.arguments import shown, whole
+from foreplan.base.errors import ShapeError, UsageError
 from foreplan.graph import DType, TensorType, as_dtype
 
 

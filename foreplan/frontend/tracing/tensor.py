@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from foreplan.arguments import shown
+from foreplan.base.arguments import shown
+from foreplan.frontend.tracing.methods import of_tensors
+from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tracer import Tracer, current, fail
 from foreplan.graph import DType, Graph, Value
 from foreplan.graph.types import FLOAT32
 
-if TYPE_CHECKING:
-    from foreplan.frontend.tracing.specs import Spec
-
 Scalar = bool | int | float
 Axes = int | Sequence[int] | None
+# What Python and NumPy raise for arguments that make no sense.
+MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -83,8 +84,6 @@ class Tensor:
     @property
     def spec(self) -> Spec:
         """Element type and shape, as `trace` takes them."""
-        from foreplan.frontend.tracing.specs import Spec
-
         return Spec(self.value.type)
 
     def __len__(self) -> int:
@@ -134,14 +133,11 @@ class Tensor:
         return np.invert(self)
 
     def __getitem__(self, key: Any) -> Tensor:
-        from foreplan.frontend.tracing.indexing import index
-
-        return index(self, key)
+        found: Tensor = of_tensors("index")(self, key)
+        return found
 
     def __call_graph__(self, graph: Graph, inputs: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
-        from foreplan.frontend.tracing.call import call
-
-        return call(self.tracer, graph, inputs, named, name)
+        return of_tensors("call")(self.tracer, graph, inputs, named, name)
 
     # Methods of arrays: the NumPy functions of the same names
 
@@ -181,9 +177,8 @@ class Tensor:
 
     def astype(self, dtype: DType | str | np.dtype | type, copy: bool = True) -> Tensor:
         """Elements converted to another type."""
-        from foreplan.frontend.tracing.elementwise import convert
-
-        return convert(self, dtype)
+        found: Tensor = of_tensors("convert")(self, dtype)
+        return found
 
     def copy(self) -> Tensor:
         """The tensor itself: traced tensors never change."""
@@ -276,18 +271,13 @@ class Tensor:
     # NumPy's dispatch
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        from foreplan.frontend.tracing.dispatch import MISTAKES
-        from foreplan.frontend.tracing.elementwise import apply_ufunc
-
         try:
-            return apply_ufunc(ufunc, method, inputs, kwargs)
+            return of_tensors("apply_ufunc")(ufunc, method, inputs, kwargs)
         except MISTAKES as error:
             raise fail(f"np.{ufunc.__name__} cannot be traced with these arguments: {error}") from error
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        from foreplan.frontend.tracing.dispatch import apply_function
-
-        return apply_function(func, args, kwargs)
+        return of_tensors("apply_function")(func, args, kwargs)
 
     # Operations that need values
 
@@ -328,6 +318,11 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _as_tuple(axis: Axes) -> int | tuple[int, ...] | None:
     return axis if axis is None or isinstance(axis, int) else tuple(axis)
+
+
+def wrap(value: Value) -> Tensor:
+    """A value of the current trace as the traced function sees it."""
+    return Tensor(current(), value)
 
 
 def is_scalar(x: Any) -> bool:
@@ -374,7 +369,7 @@ def as_tensor(x: Any, like: DType | None = None) -> Tensor:
         note_infinite(array, dtype)
         with np.errstate(over="ignore"):
             array = array.astype(dtype.numpy)
-    return tracer.wrap(tracer.constant(array))
+    return Tensor(tracer, tracer.constant(array))
 
 
 def note_infinite(array: np.ndarray, dtype: DType) -> None:

@@ -8,21 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-import foreplan.errors
-from foreplan.errors import ShapeError, TraceError
-from foreplan.graph import Array, Builder, Graph, Initializer, TensorType, Value, as_dtype
-from foreplan.graph.ir import Kind
-
-if TYPE_CHECKING:
-    from foreplan.frontend.tracing.tensor import Tensor
+import foreplan.version
+from foreplan.base.errors import ShapeError, TraceError
+from foreplan.graph import Array, Builder, Graph, GraphBuilder, Initializer, TensorType, Value, as_dtype
+from foreplan.graph.value import Kind
 
 _CURRENT: ContextVar[Tracer | None] = ContextVar("foreplan_tracer", default=None)
 
-_FOREPLAN, _NUMPY = (os.path.dirname(str(module.__file__)) + os.sep for module in (foreplan.errors, np))
+_FOREPLAN, _NUMPY = (os.path.dirname(str(module.__file__)) + os.sep for module in (foreplan.version, np))
 _MODELS_OWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
 _MODELS = os.path.join(_FOREPLAN, "models") + os.sep
 
@@ -66,13 +62,13 @@ class Tracer:
     """
 
     def __init__(self, name: str, base: Graph | None = None) -> None:
-        self._builder = Builder(name, base)
+        self._builder = GraphBuilder(name, base)
         self._path: list[str] = []
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._finished = False
         stored = [] if base is None else [value for value in base.stored if value.kind in _MODELS_OWN]
-        self.parameters: dict[str, Tensor] = {value.name: self.wrap(value) for value in stored}
+        self.parameters: dict[str, Value] = {value.name: value for value in stored}
         self._adopted: dict[tuple[Value, str], Value] = {(value, value.name): value for value in stored}
         self.swapped: dict[Value, Value] = {}
         self.updates: dict[Value, Value] = {}
@@ -88,14 +84,8 @@ class Tracer:
         self._builder.source = caller()
         return self._builder
 
-    def wrap(self, value: Value) -> Tensor:
-        """A value as the traced function sees it."""
-        from foreplan.frontend.tracing.tensor import Tensor
-
-        return Tensor(self, value)
-
     @contextmanager
-    def active(self) -> Iterator[Builder]:
+    def active(self) -> Iterator[GraphBuilder]:
         """While the body runs, this is the trace that functions build in.
 
         Raises:
@@ -136,7 +126,7 @@ class Tracer:
         self._counts[full] = number + 1
         return f"{kind}{number}"
 
-    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Tensor:
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
         """A parameter or buffer under its full name.
 
         Raises:
@@ -148,9 +138,8 @@ class Tracer:
                 f"there is already a parameter {full!r}; give the layer another name or put it into a "
                 f"nn.scope, or reuse the parameter with nn.shared({full!r})"
             )
-        tensor = self.wrap(self.at().store(full, type, kind, init))
-        self.parameters[full] = tensor
-        return tensor
+        value = self.parameters[full] = self.at().store(full, type, kind, init)
+        return value
 
     def adopt(self, value: Value) -> Value:
         """A stored value of a graph that is called, under its full name; the same one under the same name again.
@@ -168,7 +157,7 @@ class Tracer:
                 )
             adopted = self._adopted[value, full] = self.at().adopt(value, full)
             if own:
-                self.parameters[full] = self.wrap(adopted)
+                self.parameters[full] = adopted
         return self._adopted[value, full]
 
     def constant(self, array: np.ndarray) -> Value:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import DType, Op, TensorType
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import Piece

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
@@ -16,8 +16,8 @@ from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.expr import exp
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import matmul
-from foreplan.ops.reduce import reduce, sum_to_shape
-from foreplan.ops.shape import reshape
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import reshape, sum_to_shape
 
 
 @register

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Builder, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Window, register
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.gradient import AttentionGrad

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from foreplan.graph import Array, Builder, TensorType, Value, as_dtype
-from foreplan.graph.ir import Kind
 from foreplan.graph.types import Shape
+from foreplan.graph.value import Kind
 from foreplan.ops.attention.blocks import AttentionOp, Extents
 from foreplan.ops.expr import where
 from foreplan.ops.index import positions

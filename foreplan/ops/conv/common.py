@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import Shape
 from foreplan.ops.conv.depthwise import is_depthwise

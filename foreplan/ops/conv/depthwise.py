@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType
 from foreplan.graph.types import Shape
 from foreplan.ops.window import Index, Windows, block_size, plane_blocks
-from foreplan.units import align_up
 
 FLAT_BLOCK = 1 << 15  # elements of a padded block
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType, as_dtype
 from foreplan.graph.types import Shape
 from foreplan.ops.window import (
@@ -23,7 +24,6 @@ from foreplan.ops.window import (
     spatial_size,
     zero_borders,
 )
-from foreplan.units import align_up
 
 COLUMN_BYTES = 3 << 20  # a block of columns; more gains BLAS nothing
 PRODUCT_BYTES = 1 << 20  # a partial weight gradient before it is added

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.conv.ops import Conv, ConvOp, added_part

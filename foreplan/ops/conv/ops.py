@@ -9,7 +9,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape

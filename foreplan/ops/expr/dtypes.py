@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT64, DType, as_dtype
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import shown
-from foreplan.errors import UsageError
+from foreplan.base.arguments import shown
+from foreplan.base.errors import UsageError
 from foreplan.graph.types import DType, as_dtype
 
 Scalar = float | int | bool

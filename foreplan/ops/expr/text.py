@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.ops.expr import rsqrt, sqrt

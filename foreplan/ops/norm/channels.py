@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, as_dtype
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape

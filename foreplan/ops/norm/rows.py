@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of

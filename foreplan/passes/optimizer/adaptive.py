@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from foreplan.arguments import flag
+from foreplan.base.arguments import flag
 from foreplan.graph import TensorType
 from foreplan.ops.expr import Const, Expr, call, maximum, sqrt
 from foreplan.passes.optimizer.rule import Elementwise, Exprs, Kept

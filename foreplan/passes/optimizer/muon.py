@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreplan.arguments import choice, flag, listed, names_in, number_in, whole
-from foreplan.errors import UsageError
+from foreplan.base.arguments import choice, flag, listed, names_in, number_in, whole
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import matches
 from foreplan.graph import TensorType, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Expr, maximum, sqrt
@@ -19,7 +20,6 @@ from foreplan.passes.optimizer.norms import sum_of_squares
 from foreplan.passes.optimizer.rule import Common, Exprs, Kept, Rule
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
-from foreplan.patterns import matches
 
 _ADJUSTED = ("original", "match_rms_adamw")
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Protocol, Self
 
-from foreplan.arguments import choice, instance, names_in, number_in
-from foreplan.errors import UsageError
+from foreplan.base.arguments import choice, instance, names_in, number_in
+from foreplan.base.errors import UsageError
+from foreplan.base.patterns import close_names, matches, most_exact
 from foreplan.graph import TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Expr
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
-from foreplan.patterns import close_names, matches, most_exact
 
 Exprs = tuple[Expr, ...]
 
@@ -93,7 +93,7 @@ class Group:
     """Weights that an optimizer updates in a way of their own, such as `Group("head", rate=10.0)`.
 
     Attributes:
-        weights: a pattern, or several: see `foreplan.patterns`. Of groups that mean the same weight, the one whose
+        weights: a pattern, or several: see `foreplan.base.patterns`. Of groups that mean the same weight, the one whose
             pattern is the most exact counts.
         rate: factor of the learning rate.
         weight_decay: theirs; None: the optimizer's.

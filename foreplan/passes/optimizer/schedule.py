@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import instance, listed, number_in, whole
-from foreplan.errors import UsageError
+from foreplan.base.arguments import instance, listed, number_in, whole
+from foreplan.base.errors import UsageError
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Const, Expr, as_expr, call, maximum, minimum, parse_expr, sqrt, substitute, where

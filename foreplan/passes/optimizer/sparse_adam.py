@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.graph import Array, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32, INT64
 from foreplan.ops.expr import Expr, call, sqrt, where

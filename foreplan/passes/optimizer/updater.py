@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreplan.base.units import format_bytes
 from foreplan.graph import Builder, Fill, Initializer, Kind, TensorType, Value
 from foreplan.graph.flat import Flat, Member, of_state
 from foreplan.graph.shard import Sharded
@@ -17,7 +18,6 @@ from foreplan.passes.optimizer.rows import Rows, rows_of
 from foreplan.passes.optimizer.rule import Optimizer, check_by_element
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Average, Site
-from foreplan.units import format_bytes
 
 AVERAGE = "ema"  # the name of a parameter's average, after the parameter's own
 

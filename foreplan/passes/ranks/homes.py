@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
 from foreplan.graph.flat import Flat
 from foreplan.ops.collective import AllGather, Group
 from foreplan.ops.map import convert
@@ -69,7 +69,7 @@ class _Homes:
         }
         self.rows: dict[tuple[Bucket, int], Value] = {}
         self.views: dict[tuple[Value, int], Value] = {}
-        self.b = b = Builder(graph.name)
+        self.b = b = GraphBuilder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.graph import Builder, Graph, Value
+from foreplan.graph import Builder, Graph, GraphBuilder, Value
 from foreplan.graph.shard import Sharded
 from foreplan.ops.collective import AllReduce, Group
 from foreplan.passes.ranks.setting import Ranks
@@ -14,7 +14,7 @@ def sum_gradients(graph: Graph, ranks: Ranks) -> Graph:
     group's samples; of a parameter, the whole of it, the same on all ranks.
     """
     parameters = {value.name: value for value in graph.parameters}
-    b = Builder(base=graph)
+    b = GraphBuilder(base=graph)
     gradients = {}
     for name, gradient in sorted(graph.gradients.items()):
         parameter = parameters.get(name)

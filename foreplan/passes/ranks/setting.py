@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foreplan.errors import UsageError
+from foreplan.base.errors import UsageError
 from foreplan.graph import Value
 from foreplan.graph.shard import Sharded
 from foreplan.ops.collective import Group

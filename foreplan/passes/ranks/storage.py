@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
+from foreplan.base.errors import UsageError
+from foreplan.graph import Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import Group
@@ -125,7 +125,7 @@ class _Stored:
         self.graph = graph
         self.other = {value: theirs[value.name] for value in graph.stored if value.kind in _OWN}
         self.now: dict[Value, Value] = {}
-        self.b = b = Builder(graph.name)
+        self.b = b = GraphBuilder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.stored = [self.other.get(value, value) for value in graph.stored]
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)

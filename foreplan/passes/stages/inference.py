@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from foreplan.errors import UsageError
-from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
-from foreplan.graph.walk import live_nodes
+from foreplan.base.errors import UsageError
+from foreplan.graph import Fill, Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph.ir import live_nodes
 from foreplan.ops.collective import Group
 from foreplan.ops.map import Map
 from foreplan.passes.stages.layout import Layout
@@ -59,7 +59,7 @@ def _owned(
 def _with_an_input_handed_on(graph: Graph) -> Graph:
     """The graph in which a copy of an input takes its place."""
     given = next(value for value in graph.inputs if graph.readers[value])
-    b = Builder(base=graph)
+    b = GraphBuilder(base=graph)
     copy = b.apply(Map(("a0",)), given, name="handed_on")
     nodes = (replace(node, inputs=tuple(copy if x is given else x for x in node.inputs)) for node in graph.nodes)
     return replace(graph, nodes=(b.nodes[-1], *nodes))
@@ -104,7 +104,7 @@ def stage_forward(layout: Layout, stage: int, ranks: int) -> Graph:
         ranks: those of one stage. Each sends to the rank of the same number in another stage.
     """
     graph, last = layout.graph, layout.stages - 1
-    b = Builder(graph.name)
+    b = GraphBuilder(graph.name)
     b.notes = list(graph.notes)
     b.stored = [value for value in graph.stored if value in layout.reads[stage]]
     b.reserve(b.stored, ())

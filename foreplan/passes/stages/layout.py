@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from foreplan.errors import ModelError, UsageError
-from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
-from foreplan.graph.walk import live_nodes
+from foreplan.base.errors import ModelError, UsageError
+from foreplan.base.units import format_bytes, format_seconds
+from foreplan.graph import Fill, Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph.ir import live_nodes
 from foreplan.ops.pullback import Pullback, depending
 from foreplan.passes.autodiff import differentiate, pull_back
 from foreplan.passes.stages.cuts import best_cuts
-from foreplan.units import format_bytes, format_seconds
 
 Price = Callable[[Node], int]  # the predicted time of a node, in nanoseconds
 
@@ -202,7 +202,7 @@ def _of_stored(nodes: Iterable[Node]) -> frozenset[Node]:
 def _times(graph: Graph, wanted: frozenset[Value], price: Price) -> dict[Node, int]:
     """The time of each node, with that of the nodes that its derivative takes."""
     assert graph.loss is not None
-    b = Builder(base=graph)
+    b = GraphBuilder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
     walk = Pullback(b)
     walk.add(graph.loss, b.store("one", graph.loss.type, Kind.CONSTANT, Fill(1.0)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
+from foreplan.graph import Array, Builder, Fill, Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.ops.collective import Begin, Finish, Group
 from foreplan.ops.map import elementwise
 from foreplan.ops.pullback import Pullback
@@ -71,7 +71,7 @@ class _Stage:
         graph = layout.graph
         self.layout, self.stage, self.count, self.optimizer = layout, stage, micro_batches, optimizer
         self.last = layout.stages - 1
-        self.b = b = Builder(graph.name)
+        self.b = b = GraphBuilder(graph.name)
         b.notes = list(graph.notes)
         b.stored = [value for value in graph.stored if value in layout.reads[stage]]
         b.reserve(b.stored, ())

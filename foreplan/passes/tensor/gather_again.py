@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
 from foreplan.ops.collective import AllGather, Finish
 from foreplan.ops.shape import Reshape, Transpose
 
@@ -21,7 +21,7 @@ class _Again:
     """One graph, with further gathers."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.b = graph, Builder(graph.name)
+        self.graph, self.b = graph, GraphBuilder(graph.name)
         self.b.inputs, self.b.stored, self.b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
         self.b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.gathers: dict[Value, Node] = {}  # by what is gathered, and the forms that it is brought into: what made it

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from foreplan.errors import ShapeError
+from foreplan.base.errors import ShapeError
 from foreplan.graph import Node, Op, TensorType
 from foreplan.graph.shard import Shard
 from foreplan.graph.types import Shape

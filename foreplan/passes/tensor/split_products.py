@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from foreplan.errors import UsageError
-from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
+from foreplan.base.errors import UsageError
+from foreplan.graph import Array, Graph, GraphBuilder, Kind, Node, Value
 from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.map import elementwise
@@ -53,7 +53,7 @@ class _Rewrite:
         self.graph, self.ranks, self.found, self.tokens = graph, ranks, found, tokens
         self.region_of = {node: region for region in (*found.regions, *tokens.regions) for node in region.shards}
         self.cut_by_tokens = {value: shard for region in tokens.regions for value, shard in region.parts.items()}
-        self.b = b = Builder(graph.name)
+        self.b = b = GraphBuilder(graph.name)
         b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one

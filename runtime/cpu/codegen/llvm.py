@@ -8,7 +8,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from foreplan.disk_cache import sources
+from foreplan.base.disk_cache import sources
 from foreplan.jit import machine
 from foreplan.runtime.cpu.instructions import lacked
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import FLOAT32
@@ -19,7 +20,6 @@ from foreplan.runtime.cpu.kernels.rows import merged
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.runtime.kernel import Refused, Run
-from foreplan.units import align_up
 
 GRAIN = 2**21  # multiplications that are worth a thread
 ITEM = FLOAT32.itemsize

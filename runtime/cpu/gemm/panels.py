@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import FLOAT32
@@ -15,7 +16,6 @@ from foreplan.runtime.cpu.gemm.panels_loop import ENTRIES, Product, compiled_pro
 from foreplan.runtime.cpu.gemm.registers import Block, block_with_edges, edge_of, time_with_edges
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
 
 # Steps along the sum that are packed at once, at most. With twice as many, products are 1 to 5 % faster, and errors 1.4
 # times NumPy's.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.onednn import library as c
@@ -16,7 +17,6 @@ from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import Primitive, onto
 from foreplan.runtime.cpu.threads import current_threads, one_thread, threads_set
 from foreplan.runtime.kernel import Run, one_after_another
-from foreplan.units import align_up
 
 WORTH = 2**22  # multiplications that are worth a part
 SIDE = 16  # a part's columns or rows are a multiple of this, but for the last one's

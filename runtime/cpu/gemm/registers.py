@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreplan.base.units import align_up
 from foreplan.runtime.cpu.codegen.loops import WIDTH
 from foreplan.runtime.cpu.instructions import Level, level
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from foreplan import processor
+from foreplan.base import processor
+from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
@@ -22,7 +23,6 @@ from foreplan.runtime.cpu.gemm.blocked import Blocked, Share
 from foreplan.runtime.cpu.gemm.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
 
 STEPS = 512  # steps along the sum that are packed at once, at most
 KEPT = 2**17  # packed numbers that are kept, at most: with those that pass, half of a core's cache

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Arrays, Windows
@@ -25,7 +26,6 @@ from foreplan.runtime.cpu.kernels.rows import rows_along
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run, one_after_another
-from foreplan.units import align_up
 
 TAPS = 49  # at most
 GRAIN = 1 << 15  # results that are worth a thread

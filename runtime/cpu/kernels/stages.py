@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.op import Arrays
@@ -18,7 +19,6 @@ from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import Description, Primitive
 from foreplan.runtime.kernel import Refused, Run, one_after_another
-from foreplan.units import align_up
 
 ALIGNMENT = 64
 Place = tuple[str, int, int]  # "in" or "out" and its index, "scratch" or "zero"; and a byte in it

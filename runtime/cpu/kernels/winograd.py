@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType, Window
 from foreplan.graph.op import Arrays
 from foreplan.graph.types import FLOAT32
@@ -43,7 +44,6 @@ from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import OLD, Description, Following, base_of
 from foreplan.runtime.cpu.threads import current_threads, one_thread, ranged
 from foreplan.runtime.kernel import Refused, Run, one_after_another
-from foreplan.units import align_up
 
 TILE, TAPS, PATCH = 4, 3, 6
 PLACES = PATCH * PATCH

@@ -13,7 +13,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t
 from functools import lru_cache
 from pathlib import Path
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.kernel import Refused
 
 WHEEL = "onednn-cpu-gomp"

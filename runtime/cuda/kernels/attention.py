@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
@@ -28,7 +29,6 @@ from foreplan.runtime.cuda.launch import (
     output_at,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 TENSOR_CORES = 80  # the compute capability from which on they have TensorFloat-32
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from foreplan.base.units import align_up
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.blocks import Extents
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
 
 FORWARD, QUERIES, KEYS = "attention", "attention_queries", "attention_keys"
 RESERVED_BYTES = 1024  # of shared memory, for each block

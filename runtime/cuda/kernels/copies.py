@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.launch import THREADS, Address, Copy, Launch, Word, launch
-from foreplan.units import ceil_div
 
 TILES = {1: 64, 2: 64, 4: 32, 8: 32}  # elements along both axes of a tile, by their bytes
 _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}

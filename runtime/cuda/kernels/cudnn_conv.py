@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from foreplan.base.units import align_up, ceil_div
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Windows
@@ -28,7 +29,6 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, in_clusters, missing
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up, ceil_div
 
 # cuDNN ranks its engines by predicted time, but does not tell the time: the assumed cost of each further place.
 RANK = 0.03

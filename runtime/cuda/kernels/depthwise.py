@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import Shape
@@ -29,7 +30,6 @@ from foreplan.runtime.cuda.launch import (
     side_by_side,
     workspace_at,
 )
-from foreplan.units import ceil_div
 
 MOST_AXES, MOST_TAPS = 3, 64
 EACH = 4  # neighbouring results of a thread, or windows whose elements it reads together

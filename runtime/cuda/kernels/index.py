@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
@@ -33,7 +34,6 @@ from foreplan.runtime.cuda.launch import (
     side_by_side,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 BYTES = 16  # that a thread reads at a time
 SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from foreplan.base.units import align_up
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
@@ -31,7 +32,6 @@ from foreplan.runtime.cuda.launch import (
     output_at,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
 
 PITCH = 128  # elements: rows for libraries begin at multiples of this
 # If rows are no multiple of 16 bytes and there are at least LEAST_CLASSES classes, libraries multiply a multiple of

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from foreplan.base.units import align_up, ceil_div
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
@@ -21,7 +22,6 @@ from foreplan.runtime.cuda.kernels.one_tap import one_tap
 from foreplan.runtime.cuda.kernels.prices import roofline
 from foreplan.runtime.cuda.launch import ALIGNMENT, LaunchKernel, Multiply, added_in_place, workspace_at
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up, ceil_div
 
 CUBLASLT = "cublaslt"  # how its kernels' names begin
 # What NVIDIA sets aside for cuBLAS itself (cuBLAS documentation, cublasSetWorkspace): more on Hopper and Blackwell.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Windows
@@ -28,7 +29,6 @@ from foreplan.runtime.cuda.launch import (
     output_at,
     stored,
 )
-from foreplan.units import ceil_div
 
 BYTES = 16  # a thread moves at a time
 

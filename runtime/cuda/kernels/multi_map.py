@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.ops.multi_map import MultiMap
@@ -12,7 +13,6 @@ from foreplan.runtime.cuda.kernels.expressions import statements
 from foreplan.runtime.cuda.kernels.map import function, pairs_alike
 from foreplan.runtime.cuda.launch import LaunchKernel, Word, input_at, launch, output_at, stored
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 THREADS = 128
 MOST_BYTES = 4096  # of a kernel's arguments

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types, Windows
@@ -32,7 +33,6 @@ from foreplan.runtime.cuda.launch import (
     output_at,
     stored,
 )
-from foreplan.units import ceil_div
 
 ACROSS = 32  # threads of a block for neighbouring channels, at most
 CHANNELS = 8  # threads of a block that adds up parts

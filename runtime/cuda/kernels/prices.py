@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from foreplan.base.units import align_up, ceil_div
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
 from foreplan.ops.attention.blocks import AttentionOp
@@ -19,7 +20,6 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import depthwise
 from foreplan.runtime.cuda.kernels.attention_tiles import FORWARD, QUERIES, tile_for
 from foreplan.runtime.cuda.kernels.product import DEPTH, parts_of, tile_of
-from foreplan.units import align_up, ceil_div
 
 # Foreplan's own convolutions, and gradients of weights, which use no tensor cores: of what is computed, in whole tiles
 # of so many rows and columns, if there are BLOCKS tiles of 32 x 32 for each multiprocessor (H200: ResNet-50, batch 32,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType
 from foreplan.graph.types import Shape
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import Address, Launch, LaunchKernel, Word, launch, output_at, workspace_at
-from foreplan.units import ceil_div
 
 DEPTH = 16  # terms that a block takes at a time
 LEAST_TERMS = 16 * DEPTH  # of a part

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
 from foreplan.ops.random import Random
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.launch import LaunchKernel, Word, for_each, input_at, output_at
-from foreplan.units import ceil_div
 
 
 def random(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

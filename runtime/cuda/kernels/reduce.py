@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op
 from foreplan.graph.op import Windows
 from foreplan.graph.types import BOOL
@@ -26,7 +27,6 @@ from foreplan.runtime.cuda.launch import (
     workspace_at,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 WARP = 32
 RUN = 8  # terms that a thread adds up before they join its total

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import like_most_inputs
 from foreplan.graph.op import Windows
@@ -29,7 +30,6 @@ from foreplan.runtime.cuda.launch import (
     output_at,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 BYTES = 16  # a thread moves at a time
 MOST_TERMS = 512  # terms that one thread adds up; with more, one axis is resized after the other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
@@ -24,7 +25,6 @@ from foreplan.runtime.cuda.launch import (
     launch,
     output_at,
 )
-from foreplan.units import ceil_div
 
 ACROSS = 8  # threads for neighbouring columns, of a block that sums over rows
 LEAST = 128  # rows of a part

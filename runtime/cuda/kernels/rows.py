@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Types, Windows
@@ -16,7 +17,6 @@ from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import Axis, power_of_2
 from foreplan.runtime.cuda.launch import THREADS, Address, Defines, LaunchKernel, Word, input_at, launch, output_at
 from foreplan.runtime.kernel import Refused
-from foreplan.units import ceil_div
 
 EACH = 4  # times that a thread takes elements of a row, unless a block does not suffice
 BYTES = 16  # of elements side by side, that a thread moves at a time

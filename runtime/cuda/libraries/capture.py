@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.cuda.device import PER_NODE, Device, pcie_of
 from foreplan.runtime.cuda.libraries.number import own_number
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from foreplan.errors import PlanError, TargetError
+from foreplan.base.errors import PlanError, TargetError
 from foreplan.runtime.cuda.launch import Matrix, Multiply
 from foreplan.runtime.cuda.libraries.libraries import library_files
 

@@ -18,10 +18,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from foreplan.disk_cache import file_name, keep, kept
-from foreplan.errors import TargetError
+from foreplan.base.disk_cache import file_name, keep, kept
+from foreplan.base.errors import TargetError
+from foreplan.base.units import align_up
 from foreplan.runtime.cuda.device import Device, device_named
-from foreplan.units import align_up
 
 WORKSPACE_ALIGNMENT = 256  # bytes; cuDNN's own sizes are odd
 ADDRESS_ALIGNMENT = 16  # bytes; plans need this alignment of every operand

@@ -16,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
+from foreplan.base.units import align_up
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.gradient import AttentionGrad
@@ -41,7 +42,6 @@ from foreplan.runtime.cuda.libraries.cudnn import (
 )
 from foreplan.runtime.cuda.libraries.libraries import library_files
 from foreplan.runtime.cuda.libraries.nvrtc import Nvrtc
-from foreplan.units import align_up
 
 LEAST_COMPUTE = 80  # compute capability 8.0, Ampere: cuDNN's first with engines for attention
 _SECONDS = 300  # seconds that the other process may take; it takes about one for each engine

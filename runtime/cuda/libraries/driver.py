@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from foreplan.errors import PlanError, TargetError
+from foreplan.base.errors import PlanError, TargetError
 from foreplan.runtime.cuda.launch import Launch, Multiply, Source
 from foreplan.runtime.cuda.libraries.cublaslt import Cublaslt, opened
 from foreplan.runtime.cuda.libraries.cudnn import library, missing, on_card

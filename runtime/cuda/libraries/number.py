@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 from foreplan.runtime.ranks.launchers import launch_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_uint, c_ulonglong, c_void_p
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
 
 FILE = "libnvidia-ml.so.1"  # a part of the driver
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from foreplan.disk_cache import file_name, keep, kept
-from foreplan.errors import ForeplanError, TargetError
+from foreplan.base.disk_cache import file_name, keep, kept
+from foreplan.base.errors import ForeplanError, TargetError
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.launch import FOLDER, Source, sources_digest
 from foreplan.runtime.cuda.libraries.libraries import library_files

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from foreplan.frontend import from_onnx
 from foreplan.graph import Graph
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.ops.check import evaluate
 from tests.oracle.peers import onnxruntime
 

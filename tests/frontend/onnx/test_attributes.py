@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
+from foreplan.base.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
 from foreplan.frontend.onnx.load import NEWEST_OPSET, OLDEST_OPSET
 from tests.frontend.onnx.models import by_onnxruntime, model, node, random, run

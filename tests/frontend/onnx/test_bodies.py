@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import info
 from tests.oracle.peers import onnxruntime

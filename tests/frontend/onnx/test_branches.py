@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
+from foreplan.base.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
 from foreplan.frontend import from_onnx
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import branch, by_onnxruntime, info, kinds, model, node, random, run
 from tests.profile import pick
 

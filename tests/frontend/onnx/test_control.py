@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import foreplan as fp
-from foreplan.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.base.errors import ModelError, ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import branch, info, kinds, model, node, random, same_as_onnxruntime
 from tests.profile import pick
 

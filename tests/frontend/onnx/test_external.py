@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import model, node, run
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from foreplan.base.errors import ForeplanError, ModelError
 from foreplan.cli.data import read_arrays
-from foreplan.errors import ForeplanError, ModelError
 from foreplan.frontend import from_onnx
 from tests.foreplan.shell import foreplan
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from foreplan.errors import ForeplanError, ModelError, UnsupportedError
+from foreplan.base.errors import ForeplanError, ModelError, UnsupportedError
 from foreplan.frontend import from_onnx
 from foreplan.graph import Fill
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import info, kinds, model, node, random, run, same_as_onnxruntime
 from tests.profile import pick, values
 

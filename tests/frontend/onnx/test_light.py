@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from foreplan.frontend import from_onnx
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.ops.check import evaluate
 from tests.profile import cases
 

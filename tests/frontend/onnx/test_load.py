@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import foreplan
-from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError, UsageError
+from foreplan.base.errors import ForeplanError, ModelError, ShapeError, UnsupportedError, UsageError
 from foreplan.frontend import from_onnx
 from foreplan.frontend.onnx import wire
 from foreplan.graph import Array, Graph, Stored
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import model, node, random, run
 
 WEIGHT = random(64, 32, seed=1)

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import from_onnx
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import info, kinds, node, random, same_as_onnxruntime
 from tests.profile import pick
 

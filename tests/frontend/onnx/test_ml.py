@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import model, node, random, same_as_onnxruntime
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from foreplan.base.errors import ForeplanError, ShapeError, ValueNeededError
 from foreplan.cli.options import parse_shapes, parse_values
-from foreplan.errors import ForeplanError, ShapeError, ValueNeededError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import branch, info, model, node, random, run
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import info, kinds
 from tests.oracle.peers import onnxruntime

@@ -8,7 +8,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend import from_onnx
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from tests.frontend.onnx.models import model, node, random, run
 
 

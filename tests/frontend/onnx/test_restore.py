@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 import foreplan as fp
-from foreplan.errors import ModelError
+from foreplan.base.errors import ModelError
 from foreplan.frontend.onnx import from_onnx
 from foreplan.graph import Graph, Kind
 from tests.frontend.onnx.models import kinds, model, node, random, run

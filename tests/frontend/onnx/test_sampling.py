@@ -12,7 +12,7 @@ import onnx.utils
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import model, node, random, run, same_as_onnxruntime
 from tests.profile import pick

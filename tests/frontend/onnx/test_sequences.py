@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.frontend.onnx import from_onnx
 from tests.frontend.onnx.models import branch, info, model, node, random, same_as_onnxruntime
 

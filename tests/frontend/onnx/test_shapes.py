@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from foreplan.errors import ShapeError, UsageError
+from foreplan.base.errors import ShapeError, UsageError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import by_onnxruntime, info, model, node, random, run
 

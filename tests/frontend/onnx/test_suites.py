@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.onnx_backend import Backend
 from tests.frontend.onnx.suites import KINDS, Case, cases, forms
 from tests.profile import few

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import foreplan as fp
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 
 DOMAIN = "ai.onnx.preview.training"
 Given = dict[str, np.ndarray]

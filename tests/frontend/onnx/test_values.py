@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 
 import foreplan as fp
-from foreplan.errors import ShapeError, UsageError, ValueNeededError
+from foreplan.base.errors import ShapeError, UsageError, ValueNeededError
 from foreplan.frontend import from_onnx
 from tests.foreplan.shell import answer, foreplan
 from tests.frontend.onnx.models import branch, info, model, node, random, run

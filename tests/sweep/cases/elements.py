@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.graph import DType, TensorType, as_dtype
 from foreplan.graph.types import DTYPES
 from foreplan.ops.bits import BYTE, MaskedMap, PackBits

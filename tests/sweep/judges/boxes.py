@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 
-from foreplan.graph import Builder
-from foreplan.graph.op import registered_ops
+from foreplan.graph import GraphBuilder
+from foreplan.graph.registry import registered_ops
 from foreplan.ops.shape import Slice, slices
 from foreplan.passes.narrowing import RULES, box_of, narrowed, touched
 from tests.ops.check import type_of
@@ -28,7 +28,7 @@ def serves(entry: Entry, name: str) -> bool:
 def judge(case: Case) -> int:
     """Raise AssertionError where a box is something else than the same elements of the whole; the number of boxes."""
     entry, arrays, rng = ENTRIES[case.op.name], widened(case.arrays()), Random(case.number)
-    b = Builder()
+    b = GraphBuilder()
     b.node(case.op, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
     (node,) = b.nodes
     wanted = expectation(case.op, entry.oracle, entry.rule, arrays, "numpy")

@@ -11,14 +11,14 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.base.errors import TargetError
+from foreplan.base.units import align_up
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.kernels.elementwise import IMAGES
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.table import FAMILIES, family_of, kernels_for
-from foreplan.units import align_up
 from tests.cpu.check import run_kernel, span
 from tests.kernels import scratch
 from tests.sweep.bounds import Expected, complaint, expectation, of_kernel

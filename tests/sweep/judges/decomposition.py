@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.graph import Builder, Op
-from foreplan.graph.op import registered_ops
+from foreplan.graph import GraphBuilder, Op
+from foreplan.graph.registry import registered_ops
 from tests.ops.check import decomposed, type_of
 from tests.sweep.bounds import complaint, expectation, widened
 from tests.sweep.case import Case
@@ -37,5 +37,5 @@ def judge(case: Case) -> int:
 
 
 def _has_one(op: Op, arrays: Sequence[np.ndarray]) -> bool:
-    b = Builder()
+    b = GraphBuilder()
     return op.decompose(b, [b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)]) is not None

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from foreplan.graph import Builder, Op, Value
-from foreplan.graph.op import registered_ops
+from foreplan.graph.registry import registered_ops
 from tests.ops.check import check_vjp
 from tests.profile import pick
 from tests.sweep.case import Case

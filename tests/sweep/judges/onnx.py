@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 
-from foreplan.errors import ForeplanError, UnsupportedError
+from foreplan.base.errors import ForeplanError, UnsupportedError
 from foreplan.export.graph import onnx_graph
 from foreplan.export.save import serialized
-from foreplan.graph import Builder
+from foreplan.graph import GraphBuilder
 from foreplan.graph.init import generator_for
 from tests.oracle.peers import onnx, onnxruntime
 from tests.sweep.bounds import complaint, expectation
@@ -53,7 +53,7 @@ def _infers(case: Case) -> bool:
 
 def judge(case: Case) -> int:
     """Raise AssertionError where ONNX Runtime gives something else than the op; 0 where it has no kernel."""
-    b = Builder()
+    b = GraphBuilder()
     inputs = [b.input(f"x{i}", type) for i, type in enumerate(case.types)]
     outputs = b.node(case.op, *inputs, name="the op")
     graph = b.finish({f"y{i}": value for i, value in enumerate(outputs)})

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 import foreplan as fp
-from foreplan.errors import DoesNotFitError
+from foreplan.base.errors import DoesNotFitError
 from foreplan.graph import Graph
 from foreplan.passes import differentiate
 from foreplan.planner import Role

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 from foreplan.graph import TensorType, as_dtype
 from tests.ops.check import type_of
 from tests.sweep.case import Case

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foreplan as fp
-from foreplan.errors import ForeplanError
+from foreplan.base.errors import ForeplanError
 
 # Relative differences that are allowed, in float32, and in float64 where rounding is chaotic: a batch normalisation of
 # few numbers, or a ReLU close to zero, makes 1e-7 into any difference within a step, PyTorch's own included.

@@ -6,18 +6,18 @@ import math
 
 import numpy as np
 
+from foreplan.frontend.onnx.module.signature import Call
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
-from foreplan.frontend.onnx.signature import Call
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import Expr, call, cast, where
 from foreplan.ops.index import ScatterAdd, check_known, gather, gather_nd, one_hot, positions
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
-from foreplan.ops.join import concat, unslice
+from foreplan.ops.join import concat
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.scatter_reduce import ScatterReduce
-from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
+from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose, unslice
 
 
 @translates("Gather")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
 from foreplan.graph import Value
-from foreplan.graph.ir import Kind
+from foreplan.graph.value import Kind
 from foreplan.ops.expr import sqrt
 from foreplan.ops.map import elementwise
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, batch_norm

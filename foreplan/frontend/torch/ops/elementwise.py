@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.masks import Diagonals, applied, compact, diagonals

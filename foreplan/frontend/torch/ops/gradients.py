@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.functions import COTANGENT, TIED
 from foreplan.frontend.torch.table import aten

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import broadcast, numbers
 from foreplan.frontend.torch.table import aten

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.reductions import dtype_of_first

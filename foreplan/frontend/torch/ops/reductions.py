@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend import nn
 from foreplan.frontend.torch.call import Call, dtype_of
 from foreplan.frontend.torch.table import aten

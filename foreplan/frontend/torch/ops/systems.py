@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import UnsupportedError
+from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.gradients import fitting
 from foreplan.frontend.torch.table import aten

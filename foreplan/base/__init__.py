@@ -1,0 +1,1 @@
+"""What all parts share: errors, units, files, checks of arguments."""

@@ -1,0 +1,19 @@
+"""What a part calls that stands above it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def late(place: str) -> Any:
+    """A function of a module that itself imports the one that asks, found when it is called.
+
+    It serves methods for people alone, such as `Compiled.explain`, whose work is done by what compiles steps. The types
+    of what it takes and gives are declared below both. tests/test_structure.py holds every place.
+
+    Args:
+        place: `module:function`.
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

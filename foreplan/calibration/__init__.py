@@ -1,0 +1,1 @@
+"""Measures this machine: memory outside arenas, and links between ranks (`foreplan devices --calibrate`)."""

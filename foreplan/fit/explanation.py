@@ -1,0 +1,23 @@
+"""Why a step needs the memory that it needs, and what would change that: computed."""
+
+from __future__ import annotations
+
+from foreplan.compiler.compiled import Compiled
+from foreplan.fit.changes import changes
+from foreplan.planner import explain as stages_of
+from foreplan.views.explanation import Explanation, Rebuild
+from foreplan.views.timeline import Timeline
+from foreplan.views.words import largest_held
+
+
+def explain(step: Compiled, rebuild: Rebuild | None = None) -> Explanation:
+    """The explanation of a step. Every figure is computed: it takes some times as long as compiling.
+
+    Args:
+        step: from `compile` or `load_plan`.
+        rebuild: the model for a batch; None: nothing is said of other batches.
+    """
+    program, plan = step.highest
+    memory, timeline = step.memory, Timeline.of(program, plan)
+    held = largest_held(memory, timeline)
+    return Explanation(memory, timeline, held, stages_of(program, plan), changes(step, rebuild))

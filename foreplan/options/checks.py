@@ -1,0 +1,60 @@
+"""Checks of options: from the name and value of an option to the value that is kept; all raise UsageError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foreplan.base.arguments import instance, names_in, whole
+from foreplan.base.units import parse_budget, parse_bytes
+
+
+def budget(name: str, value: Any) -> Any:
+    """A budget: None, text as it is, or bytes, or a share."""
+    bound = None if value is None else parse_budget(value)
+    return value if isinstance(value, str) else bound
+
+
+def workspace(name: str, value: Any) -> Any:
+    """A limit of workspace: bytes, text as it is, `auto` or `unlimited`."""
+    if not isinstance(value, str):
+        return whole(name, value, 0)
+    if value not in ("auto", "unlimited"):
+        parse_bytes(value)
+    return value
+
+
+def names(name: str, value: Any) -> Any:
+    """Names, as a tuple."""
+    return tuple(names_in(name, value))
+
+
+def some_names(name: str, value: Any) -> Any:
+    """Names, or None."""
+    return None if value is None else names(name, value)
+
+
+def passes(name: str, value: Any) -> Any:
+    """Names of passes, or None."""
+    if value is None:
+        return None
+    from foreplan.passes.pipeline import check_passes
+
+    return check_passes(name, value)
+
+
+def text(name: str, value: Any) -> Any:
+    """A text."""
+    return instance(name, value, str, "give a text")
+
+
+def lent(name: str, value: Any) -> Any:
+    """A compiled step or its session, which knows what other stages have, or None."""
+    if value is None:
+        return None
+    from foreplan.lower.program import Program
+    from foreplan.options.lent import Lent
+
+    if isinstance(value, Lent):
+        return value
+    found = instance(name, getattr(value, "program", value), Program, "give what `compile` or `load_plan` returns")
+    return Lent(found, getattr(value, "held", ()))
