@@ -64,16 +64,16 @@ class _Chain:
         return logits.nbytes - self.op.workspace(types, [])
 
 
-def chunk_losses(graph: Graph) -> Graph:
+def chunk_losses(graph: Graph, least: int = SAVED_BYTES) -> Graph:
     """Let `linear_cross_entropy` take the place of a cross-entropy and of the product that makes its logits.
 
     Requires: a simplified forward graph that is about to be differentiated (the op gives gradients as well, which
     would be wasted otherwise). Ensures: the same loss, up to the order of additions. Only where nobody else reads the
-    logits or the losses of single items, and the logits have at least `SAVED_BYTES` more than the op's workspace.
+    logits or the losses of single items, and the logits have at least so many bytes more than the op's workspace.
     """
     given = _from_no_parameter(graph)
     found = [_chain_at(graph, node, given) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
-    chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= SAVED_BYTES}
+    chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= least}
     absorbed = {node for chain in chains.values() for node in chain.inner}
     return rewrite_groups(graph, chains, absorbed, _replacement)
 

@@ -37,7 +37,8 @@ def join_maps(graph: Graph) -> Graph:
                     break
             groups[len(nodes)] = group
         nodes.append(_joined(group))
-    return _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
+    found = _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
+    return graph if found.nodes == graph.nodes else found
 
 
 def _with_parts(graph: Graph, fresh: Mapping[Value, Value]) -> Graph:

@@ -21,7 +21,8 @@ def rewrite(
     updates: Mapping[Value, Value] | None = None,
     finish: Callable[[Builder], None] | None = None,
 ) -> Graph:
-    """The graph with some nodes replaced; dead nodes are left out, stored values and inputs all kept.
+    """The graph with some nodes replaced; dead nodes are left out, stored values and inputs all kept. Where there is
+    nothing to do, the very same graph.
 
     Args:
         graph: what to copy.
@@ -58,12 +59,19 @@ def rewrite(
     def new(value: Value) -> Value:
         return now.get(value, value)
 
-    return b.finish(
+    made = b.finish(
         {name: new(value) for name, value in graph.outputs.items()},
         {old: new(value) for old, value in graph.updates.items()} | dict(updates or {}),
         None if graph.loss is None else new(graph.loss),
         {name: new(value) for name, value in graph.gradients.items()},
     )
+    return graph if _parts(made) == _parts(graph) else made
+
+
+def _parts(graph: Graph) -> tuple[object, ...]:
+    """All that makes a graph but its name and origin: values and nodes by identity."""
+    results = graph.outputs, graph.updates, graph.loss, graph.gradients
+    return graph.nodes, graph.inputs, graph.stored, *results, graph.notes
 
 
 def with_values(graph: Graph, now: Mapping[Value, Value]) -> Graph:

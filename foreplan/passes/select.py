@@ -27,4 +27,5 @@ def select_outputs(graph: Graph, names: Iterable[str]) -> Graph:
                 f"graph {graph.name!r} has no output {name!r}{hint} Its outputs are {', '.join(graph.outputs)}."
             )
         chosen[name] = value
-    return dataclasses.replace(graph, outputs=chosen)
+    same = [*chosen.items()] == [*graph.outputs.items()]  # in their order
+    return graph if same else dataclasses.replace(graph, outputs=chosen)

@@ -41,7 +41,7 @@ def _drop_idle_constants(graph: Graph) -> Graph:
     """Without the constants that nothing reads any more."""
     used = set(graph.results).union(*(node.inputs for node in graph.nodes))
     stored = tuple(value for value in graph.stored if value.kind is not Kind.CONSTANT or value in used)
-    return dataclasses.replace(graph, stored=stored)
+    return graph if stored == graph.stored else dataclasses.replace(graph, stored=stored)
 
 
 def share_common(graph: Graph) -> Graph:

@@ -186,7 +186,7 @@ def _bytes(graph: Graph, parts: Parts) -> int:
     return sum(value.type.nbytes for value in never_whole(graph, parts))
 
 
-def split_logits(graph: Graph) -> Graph:
+def split_logits(graph: Graph, most: int = LOGITS_BYTES) -> Graph:
     """Make large logits, which only a sum of their cross-entropies reads, some rows at a time, each used before the
     next are made.
 
@@ -201,7 +201,7 @@ def split_logits(graph: Graph) -> Graph:
         if head is None:
             continue
         (*inside, join), entropy = head
-        shape, count = join.inputs[0].shape, -(-entropy.inputs[0].type.nbytes // LOGITS_BYTES)
+        shape, count = join.inputs[0].shape, -(-entropy.inputs[0].type.nbytes // most)
         axis = next((axis for axis in _reduced(join) if shape[axis] > 1), None)
         if count <= 1 or axis is None:
             continue

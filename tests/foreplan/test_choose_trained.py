@@ -126,20 +126,6 @@ def test_sessions_of_other_choices_share_weights_and_checkpoints(tmp_path: Path)
         np.testing.assert_array_equal(other.parameters[name], array)
 
 
-def test_constants_are_trained_where_their_own_name_is_said() -> None:
-    table = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-
-    def net(x: fp.Tensor) -> fp.Tensor:
-        return fp.nn.linear(x + table, 2, name="head")
-
-    graph = fp.trace(net, fp.spec((3, 4)))
-    (constant,) = [value for value in graph.stored if value.kind is Kind.CONSTANT]
-    for train, expected in (((), False), (("*",), False), ((constant.name,), True)):
-        step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.5), train=train)
-        names = [value.name for value in step.graph.parameters]
-        assert (constant.name in names) == expected
-
-
 PARTS = ["encoder.layers.0.weight", "encoder.layers.0.bias", "encoder.layers.1.weight", "head.weight", "/top/scale"]
 
 

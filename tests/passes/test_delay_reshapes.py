@@ -1,4 +1,4 @@
-"""Maps behind reshapes of products' rows: which work on the rows, and that results stay."""
+"""Maps behind reshapes of products' rows, drawn and in traced models: beside the texts of `delay_reshapes/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreplan.frontend import Tensor
 from foreplan.graph import Graph, parse_graph
 from foreplan.ops.map import Map
 from foreplan.passes.delay_reshapes import delay_reshapes
-from tests.ops.check import evaluate
+from tests.passes.texts import hold_same
 from tests.profile import pick
 
 HEAD = """graph %g
@@ -27,46 +27,8 @@ parameter %w: float64[3,5] = fill(0.5)
 """
 
 
-def line(name: str, expr: str, *read: str, shape: str = "2,3,5") -> str:
-    return f"%{name}: float64[{shape}] = map(exprs=({expr!r},)) [{', '.join(f'%{each}' for each in read)}] as %{name}\n"
-
-
-def maps(text: str, head: str = HEAD) -> list[tuple[int, ...]]:
-    """The shapes of the maps behind the pass, which is checked to keep all results."""
-    graph = parse_graph(head + text)
-    after = delay_reshapes(graph)
-    rng = np.random.default_rng(0)
-    inputs = {value.name: rng.standard_normal(value.shape) for value in graph.inputs}
-    stored = {value.name: rng.standard_normal(value.shape) for value in graph.parameters}
-    old, new = evaluate(graph, inputs, stored), evaluate(after, inputs, stored)
-    for name, value in graph.outputs.items():
-        assert (after.outputs[name].name, after.outputs[name].type) == (value.name, value.type)
-        np.testing.assert_allclose(new[after.outputs[name]], old[value], rtol=1e-14, atol=1e-14)
-    return [node.outputs[0].shape for node in after.nodes if isinstance(node.op, Map)]
-
-
-@pytest.mark.parametrize("other", ["r", "c", "n", "o", "s"])
-def test_maps_of_rows(other: str) -> None:
-    """With operands of the whole shape, with one element for each column, and with one."""
-    assert maps(line("a", "tanh(a0) * a1", "v", other) + "output %y = %a\n") == [(6, 5)]
-    assert maps(line("a", "a1 - a0", other, "v") + "output %y = %a\n") == [(6, 5)]
-
-
-def test_chains_and_values_that_are_read_twice() -> None:
-    text = line("a", "tanh(a0)", "v") + line("b", "a0 * a1", "a", "v") + line("d", "a0 + a1", "b", "r")
-    assert maps(text + "output %y = %d\noutput %z = %a\n") == [(6, 5)] * 3
-
-
-def test_what_stays() -> None:
-    assert maps(line("a", "a0 * a1", "v", "t") + "output %y = %a\n") == [(2, 3, 5)]  # one for each row of some
-    assert maps(line("a", "a0 * a1", "r", "c") + "output %y = %a\n") == [(2, 3, 5)]  # no product's rows
-    wide = HEAD.replace(
-        "%v: float64[2,3,5] = reshape(shape=(2, 3, 5))", "%v: float64[2,5,3] = reshape(shape=(2, 5, 3))"
-    )
-    assert maps(line("a", "tanh(a0)", "v", shape="2,5,3") + "output %y = %a\n", wide) == [(2, 5, 3)]
-    larger = HEAD.replace("%r: float64[2,3,5]", "%r: float64[4,2,3,5]")
-    text = line("a", "a0 + a1", "v", "r", shape="4,2,3,5") + "output %y = %a\n"
-    assert maps(text, larger) == [(4, 2, 3, 5)]
+def line(name: str, expr: str, *read: str) -> str:
+    return f"%{name}: float64[2,3,5] = map(exprs=({expr!r},)) [{', '.join(f'%{each}' for each in read)}] as %{name}\n"
 
 
 @pytest.mark.parametrize("seed", range(pick(20, 40, 1000)))
@@ -77,7 +39,10 @@ def test_drawn_maps(seed: int) -> None:
         read = ["v" if i == 0 else f"a{i - 1}", names[int(rng.integers(len(names)))]]
         text += line(f"a{i}", str(rng.choice(["a0 * a1", "tanh(a0) + a1", "a0 - a1"])), *read)
         names.append(f"a{i}")
-    assert len(maps(text + f"output %y = %{names[-1]}\n")) == len(names) - 8
+    graph = parse_graph(HEAD + text + f"output %y = %{names[-1]}\n")
+    after = delay_reshapes(graph)
+    hold_same(graph, after, rng)
+    assert sum(isinstance(node.op, Map) for node in after.nodes) == len(names) - 8
 
 
 def test_a_bias_and_an_activation_behind_a_view_are_one_map() -> None:

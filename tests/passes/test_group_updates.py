@@ -1,21 +1,16 @@
-"""Updates of small tensors that one op does: which, when, and that nothing changes."""
+"""Updates of small tensors that one op does, in whole steps: beside the texts of `group_updates/`."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.graph import Graph, Kind, Node, parse_graph
+from foreplan.graph import Graph, Node
 from foreplan.ops.multi_map import MultiMap
 from foreplan.passes import group_updates
 from foreplan.passes.group_updates import MOST, TOGETHER
-from tests.ops.check import evaluate
-
-RNG = np.random.default_rng(0)
+from tests.passes.texts import hold_same
 
 
 def training(layers: int = 4, width: int = 8, optimizer: object = None) -> Graph:
@@ -45,13 +40,7 @@ def test_the_same_results_in_fewer_ops(optimizer: object) -> None:
     (node,) = groups(after)
     assert isinstance(node.op, MultiMap) and node.op.count == 12  # bias, scale and bias of four layers
     assert len(after.nodes) == len(graph.nodes) - 11
-    inputs, stored = (
-        {value.name: np.abs(0.1 * RNG.standard_normal(value.shape)).astype(value.dtype.numpy) for value in values}
-        for values in (graph.inputs, graph.stored)
-    )
-    old, new = evaluate(graph, inputs, stored), evaluate(after, inputs, stored)
-    for before, behind in zip(graph.results, after.results, strict=True):
-        assert old[before].tobytes() == new[behind].tobytes(), before.name
+    hold_same(graph, after, np.random.default_rng(0), far=0.0)
 
 
 def test_not_too_many_and_not_too_much_at_once() -> None:
@@ -61,41 +50,3 @@ def test_not_too_many_and_not_too_much_at_once() -> None:
         waiting = [x for x in node.inputs if not x.kind.is_stored]
         assert 12_000 < sum(x.type.nbytes for x in waiting) <= TOGETHER
     assert not groups(grouped(training(layers=2, width=5000)))
-
-
-TEXT = """graph %g
-input %x: float32[4]
-parameter %p: float32[4] = fill(value=1.0)
-parameter %q: float32[4] = fill(value=1.0)
-parameter %r: float32[4] = fill(value=1.0)
-%p.new: float32[4] = map(exprs=('(a0 - a1)',)) [%p, %x] as %p.new
-%y: float32[4] = map(exprs=('(2.0 * a0)',)) [SEEN] as %y
-%q.new: float32[4] = map(exprs=('(a0 - a1)',)) [%q, %y] as %q.new
-%r.new: float32[4] = map(exprs=('(a0 - a1)',)) [%r, %x] as %r.new
-update %p = %p.new
-update %q = %q.new
-update %r = %r.new
-"""
-
-
-def members(text: str) -> list[Sequence[str]]:
-    """The stored tensors that each group updates."""
-    found = groups(grouped(parse_graph(text)))
-    return [[x.name for x in node.inputs if x.kind is Kind.PARAMETER] for node in found]
-
-
-def test_what_is_read_before_the_group_runs_is_updated_by_itself() -> None:
-    assert members(TEXT.replace("SEEN", "%x")) == [["p", "q", "r"]]
-    assert members(TEXT.replace("SEEN", "%p")) == [["p", "q", "r"]]  # the old content
-    assert members(TEXT.replace("SEEN", "%p.new")) == [["q", "r"]]
-
-
-def test_what_a_formula_does_not_read_is_left_out() -> None:
-    text = TEXT.replace("SEEN", "%x").replace("parameter", "input %rate: float32[]\nparameter", 1)
-    (node,) = groups(grouped(parse_graph(re.sub(r"\[(%., %.)\] as (%.\.new)", r"[\1, %rate] as \2", text))))
-    assert len(node.inputs) == 6
-
-
-def test_where_there_is_no_kernel_nothing_is_done() -> None:
-    graph = training()
-    assert group_updates(graph, lambda op, inputs, outputs: False) is graph

@@ -1,4 +1,4 @@
-"""Sums over the steps of a loop, taken behind it: results, and where that is left alone."""
+"""Sums over the steps of a loop, taken behind it, in layers and drawn scans: beside the texts of `hoist_sums/`."""
 
 from __future__ import annotations
 
@@ -115,47 +115,3 @@ def test_what_a_scan_adds_up(seed: int) -> None:
         found = evaluated(graph, target, **arrays)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
-
-
-def carries_left(step: Any, *, read_later: bool = True) -> int:
-    """The carries of a scan of this step over x [6, 4, 4] from a zero [4, 4], behind the pass."""
-
-    def model(x: Any) -> Any:
-        x = np.tanh(x)
-        total, ys = fp.scan(step, np.zeros((4, 4), np.float32), x)
-        return (total, ys, x * 2) if read_later else (total, ys)
-
-    graph = fp.trace(model, fp.spec((6, 4, 4)))
-    (only,) = loops(trim_loops(hoist_sums(graph)))
-    x = np.random.default_rng(0).standard_normal((6, 4, 4)).astype(np.float32)
-    ours, theirs = (evaluated(each, "numpy", **{graph.inputs[0].name: x}) for each in (graph, write_out_loops(graph)))
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-5)
-    return int(only.op.carries)
-
-
-def test_where_factors_are_there_in_any_case() -> None:
-    assert carries_left(lambda c, x: (c + x.T @ x, x * 2)) == 0
-    assert carries_left(lambda c, x: (c + x.T @ (y := np.exp(x)), y)) == 0
-
-
-def test_where_it_would_cost_memory() -> None:
-    """Factors that no stack holds, and that have no slice's size; and a stack whose place the results would take."""
-    assert carries_left(lambda c, x: (c + x.T @ np.exp(x), x * 2)) == 1
-    assert carries_left(lambda c, x: (c + x.T @ x, x * 2), read_later=False) == 1
-    assert carries_left(lambda c, x: (c + x.T @ x, x[0]), read_later=False) == 0
-    assert carries_left(lambda c, x: (c + x.T @ np.exp(x), x[0]), read_later=False) == 1  # both its factors
-
-
-def test_a_factor_takes_the_place_of_a_slice() -> None:
-    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x[0]), read_later=False) == 0
-    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x[0])) == 1
-    assert carries_left(lambda c, x: (c + (y := np.exp(x)).T @ y, x * 2), read_later=False) == 1
-
-
-def test_carries_that_are_more_than_sums() -> None:
-    assert carries_left(lambda c, x: (c + x.T @ x, c * 2)) == 1
-    assert carries_left(lambda c, x: ((d := c + x.T @ x), d * 2)) == 1
-    assert carries_left(lambda c, x: (c * 0.5 + x.T @ x, x)) == 1
-    assert carries_left(lambda c, x: (c + c, x)) == 1
-    assert carries_left(lambda c, x: (c + x @ x, x)) == 1

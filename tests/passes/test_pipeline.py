@@ -36,6 +36,8 @@ def test_what_passes_require_and_ensure_holds(name: str, target: str) -> None:
     made = run_passes(graph, asked(graph, target), tuple(Stage), check=True, watch=ran.append)
     assert ran[-1].graph is made and any(each.changed for each in ran)
     assert [each.step.stage for each in ran] == sorted((each.step.stage for each in ran), key=list(Stage).index)
+    for before, each in zip((graph, *(each.graph for each in ran)), ran):
+        assert each.changed or each.graph is before, f"{each.step.name} has nothing to do, and gives another graph"
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

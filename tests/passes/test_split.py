@@ -1,4 +1,4 @@
-"""Segments in parts: the same results, from graphs in which what a segment alone reads is never whole."""
+"""Segments in parts, beside the texts of `split_segments/`: drawn ones of models give the same; errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import foreplan as fp
 from foreplan.graph import Graph, parse_graph
 from foreplan.passes import PASSES, Settings, Stage, run_passes, simplified
 from foreplan.passes.expand_gradients import expand_gradients
-from foreplan.passes.split import best_parts, in_parts, never_whole, split_segments, ways_to_split
+from foreplan.passes.split import in_parts, never_whole, split_segments, ways_to_split
 from foreplan.passes.training import training_form
 from tests.ops.check import evaluate
+from tests.passes.texts import FOLDER, cases_of
 from tests.profile import pick
 
 SMALL = "width=16,heads=2"
@@ -89,69 +90,7 @@ def test_drawn_segments_give_the_same(name: str, mobile: Graph) -> None:
     assert tried
 
 
-PAIR = """graph %g
-input %x: float64[6,4]
-parameter %v: float64[4,8] = fill(0.5)
-parameter %w: float64[8,3] = fill(0.5)
-parameter %c: float64[3] = fill(0.1)
-%a.p: float64[6,8] = matmul() [%x, %v] as %a.p
-%a.t: float64[6,8] = map(exprs=('tanh(a0)',)) [%a.p] as %a.t
-%a.q: float64[6,3] = matmul() [%a.t, %w] as %a.q
-%a.s: float64[6,3] = map(exprs=('(a0 + a1)',)) [%a.q, %c] as %a.s
-output %a.s = %a.s
-"""
-
-
-def lines(graph: Graph) -> list[str]:
-    return [line for line in graph.as_text().splitlines() if " as %" in line]
-
-
-def test_along_rows() -> None:
-    """Rows of both products and both maps; what the parts give lies side by side."""
-    graph = parse_graph(PAIR)
-    (rows, *_) = [way for way in ways_to_split(graph, graph.nodes, 2, graph.nodes[-1:]) if way.axis == 0]
-    assert [value.name for value in never_whole(graph, rows)] == ["a.p", "a.t", "a.q"]
-    split = in_parts(graph, rows)
-    assert [line.split(" as ")[1] for line in lines(split)] == [
-        *("%x/part", "%a.p/part", "%a.t/part", "%a.q/part", "%a.s/part"),
-        *("%x/part.1", "%a.p/part.1", "%a.t/part.1", "%a.q/part.1", "%a.s/part.1", "%concat"),
-    ]
-    assert split.notes == (
-        "4 operations up to 'a.s' run in 2 parts, along axis 0 of its result: 912 B of its activations are never whole",
-    )
-
-
-def test_along_what_is_summed() -> None:
-    """Columns of the first product, and the rows of the second matrix that belong to them; the last map is whole."""
-    graph = parse_graph(PAIR)
-    (summed,) = [
-        way
-        for way in ways_to_split(graph, graph.nodes, 2, graph.nodes)
-        if way.sums and way.axis == 1 and len(way.members) > 1
-    ]
-    split = in_parts(graph, summed)
-    assert [value.name for value in never_whole(graph, summed)] == ["a.p", "a.t"]
-    assert [line.split(" as ")[1] for line in lines(split)] == [
-        *("%v/part", "%a.p/part", "%a.t/part", "%w/part", "%a.q/part"),
-        *("%v/part.1", "%a.p/part.1", "%a.t/part.1", "%w/part.1", "%a.q/part.1", "%a.s"),
-    ]
-    assert "matmul() [%a.t/part.1, %w/part.1, %a.q/part]" in split.as_text()
-
-
-def test_parts_need_not_be_equal() -> None:
-    graph = parse_graph(PAIR)
-    (rows, *_) = [way for way in ways_to_split(graph, graph.nodes, 4, graph.nodes[-1:]) if way.axis == 0]
-    assert [way.outputs[0].shape for way in rows.members[rows.targets[-1]]] == [(1, 3), (2, 3), (1, 3), (2, 3)]
-
-
-def test_the_best_way_keeps_most_from_being_whole() -> None:
-    graph = parse_graph(PAIR)
-    best = best_parts(graph, graph.nodes, 2)
-    assert best is not None and (best.axis, best.sums) == (0, False)
-    read = parse_graph(PAIR + "output %a.t = %a.t\n")  # and then it is no use
-    assert all(
-        "a.t" not in {x.name for x in never_whole(read, way)} for way in ways_to_split(read, read.nodes, 2, read.nodes)
-    )
+PAIR = cases_of(FOLDER / "split_segments" / "segments.txt")[0].before
 
 
 @pytest.mark.parametrize(
@@ -166,10 +105,3 @@ def test_the_best_way_keeps_most_from_being_whole() -> None:
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
         split_segments(parse_graph(PAIR), entries)
-
-
-def test_a_range_and_a_pattern_name_segments() -> None:
-    graph = parse_graph(PAIR)
-    whole = split_segments(graph, {"a": 2})
-    assert split_segments(graph, {"a.p..a.s": 2}).as_text() == whole.as_text()
-    assert len(split_segments(graph, {"a.[pt]..a.s": 2}).nodes) == len(whole.nodes)

@@ -47,7 +47,6 @@ NETS = (
     "conv_chain:size=24",
     "unet:batch=1,size=32,width=4",
 )
-SIZES = ((512, 16), (16, 512))  # batch and width
 
 
 def forward(name: str) -> Graph:
@@ -76,11 +75,6 @@ def results(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     assert graph.loss is not None
     named = {"loss": graph.loss, **graph.gradients, **{f"{old.name}/next": new for old, new in graph.updates.items()}}
     return {name: found[value] for name, value in named.items()}
-
-
-def in_parts(graph: Graph) -> list[str]:
-    """The names of nodes that compute a part."""
-    return [node.name for node in graph.nodes if "/part" in node.name and not node.op.is_view]
 
 
 @pytest.mark.parametrize("name", cases(NETS, thorough=("resnet18",)))  # the U-Nets have batch norms, too
@@ -165,18 +159,6 @@ def test_a_band_runs_back_before_the_next() -> None:
     assert "in 4 parts along axis 2 of what the loss adds up" in split_bands(graph, 4).notes[-1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "conv_chain:size=16",  # eight windows reach through all of so small an image
-        "resnet18:batch=4,size=32",  # its loss adds up samples alone
-    ],
-)
-def test_what_has_no_bands(name: str) -> None:
-    graph = forward(name)
-    assert split_bands(graph, 4) is graph
-
-
 def test_each_part_runs_back_before_the_next() -> None:
     """With four parts, the activations of one are there: a quarter."""
     graph = forward("gpt2_small:batch=4,seq=64,layers=4,width=64,heads=2,vocabulary=32")
@@ -200,16 +182,6 @@ def test_gradients_are_added_up_in_place() -> None:
     assert sum(node.outputs[0].shape == value.shape for node in adding for value in weights[:1]) >= 3
 
 
-def test_batch_norm_joins_samples() -> None:
-    """Only what follows the last one runs in parts."""
-    graph = forward("resnet18:batch=4,size=32")
-    found = samples_in_parts(graph, graph.nodes, 2)
-    assert found is not None
-    parts = in_parts(found[0])
-    assert any("fc" in name for name in parts) and not any("bn" in name for name in parts)
-    assert split_samples(graph) is graph  # far too little
-
-
 def test_large_logits_are_made_some_rows_at_a_time() -> None:
     graph = forward("gpt2_small:batch=2,seq=512,layers=1,width=8,heads=1,vocabulary=40000")
     found = samples_in_parts(graph, graph.nodes, 2)
@@ -219,33 +191,6 @@ def test_large_logits_are_made_some_rows_at_a_time() -> None:
         for each in (found[0], split_logits(found[0]))
     )
     assert after <= parse_budget("56MiB") < before
-
-
-@pytest.mark.parametrize("shape", [(3, 5), (15,)])
-def test_rows_of_logits_give_the_same(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Along both axes, in parts that are not equal."""
-    monkeypatch.setattr("foreplan.passes.split_samples.LOGITS_BYTES", 4 * 64)
-
-    def model(x: fp.Tensor) -> fp.Tensor:
-        return fp.nn.linear(fp.nn.linear(x, 6, name="first"), 8, name="head")
-
-    traced = fp.trace(model, fp.spec((*shape, 4)), name="net")
-    until = [each.name for each in PASSES].index("split_to_loss")
-    settings = Settings(outputs=(), attach=partial(attach_loss, loss="cross_entropy"), trains=True)
-    graph = run_passes(traced, settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
-    graph = parse_graph(graph.as_text().replace("float32", "float64"))
-    rows = split_logits(graph)
-    assert len(rows.nodes) > len(graph.nodes)
-    expected = results(step_of(graph))
-    for key, new in results(step_of(rows)).items():
-        np.testing.assert_allclose(new, expected[key], rtol=1e-9, atol=1e-12)
-
-
-def test_what_weighs_more_stays_whole() -> None:
-    """Gradients that wait are held against activations."""
-    few, many = (forward(f"mlp:batch={batch},width={width},layers=6,inputs=8,classes=4") for batch, width in SIZES)
-    assert "operations from 'hidden0/matmul' to the loss, and back" in split_samples(few).notes[-1]
-    assert split_samples(many) is many
 
 
 def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
@@ -264,12 +209,6 @@ def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
         split_to_loss(forward(GPT), entries)
-
-
-def test_a_range_to_the_loss() -> None:
-    graph = split_to_loss(forward(GPT), {"h.1..loss": 4})
-    parts = in_parts(graph)
-    assert any(name.startswith("h.1.") for name in parts) and not any(name.startswith("h.0.") for name in parts)
 
 
 def test_settings_tell_the_two_kinds_of_ranges_apart() -> None:

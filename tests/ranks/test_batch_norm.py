@@ -12,11 +12,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn, optim
-from foreplan.compiler.step_graphs import step_graphs
 from foreplan.graph import Graph
-from foreplan.ops.norm.batch import BatchNormTrain
-from foreplan.ops.norm.sync import BatchNormSync
-from foreplan.options import Options
 from tests.profile import few, pick, values
 from tests.ranks.kept import compiled_once
 from tests.ranks.threads import Thread, run
@@ -285,14 +281,3 @@ def test_recomputation_exchanges_nothing_again(budget: float) -> None:
     sent = [sum(nbytes for _, _, _, nbytes, _ in each[0].log) for each in (tight, free)]
     assert sent[0] == sent[1]
     assert_close(tight[0], free[0])
-
-
-def test_the_pass_replaces_all_and_nothing_else() -> None:
-    """The graph of a step has no batch normalisation by a rank's own batch any more."""
-    options = Options(fp.losses.cross_entropy, optim.SGD(0.1), target="numpy", ranks=3, batch_norm="sync")
-    seen: dict[str, Graph] = {}
-    step_graphs(network(3, 6, 6)(4), options, watch=lambda ran: seen.setdefault(ran.step.name, ran.graph))
-    ops = {name: [type(node.op) for node in graph.nodes] for name, graph in seen.items()}
-    before, after = ops["training_form"], ops["sync_batch_norm"]
-    assert BatchNormTrain in before
-    assert [BatchNormSync if op is BatchNormTrain else op for op in before] == after

@@ -357,4 +357,5 @@ def with_frozen_statistics(graph: Graph, where: Callable[[Node], bool]) -> Graph
             return node
         return replace(node, op=replace(node.op, frozen=True))
 
-    return replace(graph, nodes=tuple(map(frozen, graph.nodes)))
+    nodes = tuple(map(frozen, graph.nodes))
+    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)

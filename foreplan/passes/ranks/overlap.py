@@ -39,7 +39,8 @@ def overlap_exchanges(graph: Graph, beside: Beside = always) -> Graph:
     """
     if not any(isinstance(node.op, Finish) for node in graph.nodes):
         return graph
-    return replace(graph, nodes=tuple(_Line(graph, beside).run()))
+    nodes = tuple(_Line(graph, beside).run())
+    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
 
 Kind = tuple[str, int, int]  # what is exchanged, and among which ranks

@@ -24,6 +24,8 @@ def sum_gradients(graph: Graph, ranks: Ranks) -> Graph:
             gradient = b.apply(group.op(AllReduce), gradient, name="sum")
         gradients[name] = gradient if parameter is None else _whole(b, parameter, gradient)
     b.scope = ""
+    if gradients == graph.gradients:
+        return graph
     return b.finish(graph.outputs, graph.updates, graph.loss, {name: gradients[name] for name in graph.gradients})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
@@ -14,20 +15,20 @@ def gather_again(graph: Graph) -> Graph:
     another gather brings, before its first reader, so that in between each rank keeps its own part. What is gathered
     last stays, since backward begins with it.
     """
-    return _Again(graph).run()
+    gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
+    return _Again(graph, gathers).run() if gathers else graph
 
 
 class _Again:
     """One graph, with further gathers."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, gathers: Sequence[Node]) -> None:
         self.graph, self.b = graph, GraphBuilder(graph.name)
         self.b.inputs, self.b.stored, self.b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
         self.b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         self.gathers: dict[Value, Node] = {}  # by what is gathered, and the forms that it is brought into: what made it
         self.again: dict[Value, Value] = {}
-        gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
-        self.last = gathers[-1] if gathers else None
+        self.last = gathers[-1]
 
     def run(self) -> Graph:
         """The graph."""
