@@ -80,8 +80,10 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
         UsageError: an entry names nothing, or a segment that nothing splits.
     """
     for entry, count in entries.items():
-        for scope, nodes in segments(graph, entry).items():
-            found = best_parts(graph, nodes, count)
+        names = {scope: [node.name for node in nodes] for scope, nodes in segments(graph, entry).items()}
+        for scope, inside in names.items():
+            now = {node.name: node for node in graph.nodes}  # one that reads what has parts now is another one
+            found = best_parts(graph, [now[name] for name in inside if name in now], count)
             if found is None:
                 raise UsageError(
                     f"split {entry!r}: {scope!r} cannot run in {count} parts: no axis of its last result, or that it "

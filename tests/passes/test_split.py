@@ -105,3 +105,10 @@ PAIR = cases_of(FOLDER / "split_segments" / "segments.txt")[0].before
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
         split_segments(parse_graph(PAIR), entries)
+
+
+def test_a_pattern_means_each_of_its_scopes() -> None:
+    """As if they were named one by one, though each reads what the one before gives."""
+    graph = forward(fp.models.build(NETS[0]), trains=False)
+    named = split_segments(graph, {"h.0": 2, "h.1": 2})
+    assert split_segments(graph, {"h.*": 2}).as_text() == named.as_text() != graph.as_text()
