@@ -30,7 +30,7 @@ def stepper(name: str, precision: str) -> Callable[[int], float]:
     """
     jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
     graph = attach_loss(models.build(name), models.default_loss(name))
-    graph = passes.training_form(passes.select_outputs(graph, []))
+    graph = passes.training_form(passes.SelectOutputs([])(graph))
     stored: dict[str, Any] = {}
     for value in graph.stored:
         array = np.empty(value.shape, value.dtype.numpy)

@@ -18,7 +18,8 @@ import foreplan as fp
 from foreplan.base.errors import ForeplanError
 from foreplan.compiler.step_graphs import step_graphs
 from foreplan.options import Options
-from foreplan.passes import PASSES, Ran, list_without
+from foreplan.passes import KNOWN, Ran
+from foreplan.passes import without as left
 
 RESULTS = ROOT / "benchmarks" / "results" / "passes.json"
 ZOO = (
@@ -40,7 +41,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "training, h100, bf16": {"optimizer": fp.optim.AdamW(1e-3), "target": "cuda:h100", "precision": "bf16"},
     "inference, cpu": {"target": "cpu:threads=2"},
 }
-NAMES = tuple(dict.fromkeys(each.name for each in PASSES if each.optional))
+NAMES = tuple(name for name, kind in KNOWN.items() if kind.optional)
 KEYS = ("off", "free", "nanoseconds")
 
 
@@ -89,9 +90,9 @@ def rows(name: str) -> dict[str, Any]:
         step_graphs(graph, Options(**options), ran.append)
         text, usual = measure(graph, options)
         without: dict[str, Any] = {}
-        for left_out in (each for each in NAMES if any(seen.changed and seen.step.name == each for seen in ran)):
+        for left_out in (each for each in NAMES if any(seen.changed and seen.entry.name == each for seen in ran)):
             try:
-                other, numbers = measure(graph, options | {"passes": list_without([left_out])})
+                other, numbers = measure(graph, options | {"passes": left(left_out)})
             except ForeplanError as error:
                 numbers = {"error": str(error)}
                 other = ""

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from foreplan.compiler import kept_plans
 from foreplan.lower import targets
+from foreplan.passes import pipeline
 from foreplan.planner.effort import USUAL
 from tests import processor_time
 from tests.profile import PROFILE, SECONDS, SEED, SHORT, Profile, pick, searching_by
@@ -113,6 +114,14 @@ def every_plan_is_found() -> Iterator[None]:
     """No test takes a plan from disk that an earlier run has found, but those of this alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_plans, "in_use", False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def passes_hold_what_they_say() -> Iterator[None]:
+    """What passes require and ensure is checked, whatever is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "checked", True)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 import runpy
 import subprocess
@@ -26,7 +27,7 @@ from foreplan.graph import registry as declared
 from foreplan.graph.layouts import in_c_order
 from foreplan.graph.text import parse_graph
 from foreplan.lower import targets
-from foreplan.passes import Pass
+from foreplan.passes import Pass, Stage
 from foreplan.runtime.cpu import table as cpu_table
 from foreplan.runtime.cuda import table as cuda_table
 from foreplan.runtime.kernel import Family
@@ -291,4 +292,6 @@ def test_the_card_that_the_guide_shows_is_one_of_the_package() -> None:
 def test_the_guide_names_every_field_of_a_pass() -> None:
     page = (ROOT / "docs" / "adding-a-pass.md").read_text().partition("| field | what |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.M)
-    assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in dataclasses.fields(Pass)]
+    assert re.findall(r"\w+", " ".join(rows)) == [*inspect.signature(Pass.__init_subclass__).parameters]
+    stages = (ROOT / "docs" / "adding-a-pass.md").read_text().partition("| stage | what |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", stages, re.M) == [each.name for each in Stage]

@@ -46,7 +46,7 @@ def graph(
 ) -> None:
     """Print the graph of a step of MODEL, as it is lowered for the target: one node a line.
 
-    The passes and their order are the list in foreplan/passes/pipeline.py.
+    The passes and their order are the list in foreplan/compiler/pipeline.py.
 
     \b
     Examples:
@@ -65,7 +65,8 @@ def graph(
         check_writable(path)
     passes.check_names(name for name in after if name != ALL)
     settings = settings_from(options)
-    settings = replace(settings, step=replace(settings.step, passes=passes.list_without(without)))
+    if without:
+        settings = replace(settings, step=replace(settings.step, passes=passes.without(*without)))
     ran: list[Ran] = []
     made, update = step_graphs(*model_with_options(model, settings), ran.append)
     if path is not None:
@@ -76,8 +77,8 @@ def graph(
         print_json({"passes": [_figures(each) for each in ran], "nodes": len(made.nodes)})
         return
     for each in ran:
-        if ALL in after or each.step.name in after:
-            echo(f"# after {each.step.name} ({_told(each)})\n{each.graph.as_text()}")
+        if ALL in after or each.entry.name in after:
+            echo(f"# after {each.entry.name} ({_told(each)})\n{each.graph.as_text()}")
     if timed:
         echo(_table(ran))
     if path is not None:
@@ -89,10 +90,9 @@ def graph(
 
 
 def _figures(ran: Ran) -> dict[str, Any]:
-    step = ran.step
     return {
-        "name": step.name,
-        "stage": str(step.stage),
+        "name": ran.entry.name,
+        "stage": str(ran.entry.stage),
         "seconds": ran.seconds,
         "nodes": len(ran.graph.nodes),
         "changed": ran.changed,
@@ -101,7 +101,7 @@ def _figures(ran: Ran) -> dict[str, Any]:
 
 def _told(ran: Ran) -> str:
     change = "" if ran.changed else ", nothing changed"
-    return f"{ran.step.stage}, {format_seconds(ran.seconds)}, {len(ran.graph.nodes):,} nodes{change}"
+    return f"{ran.entry.stage}, {format_seconds(ran.seconds)}, {len(ran.graph.nodes):,} nodes{change}"
 
 
 def _table(ran: Iterable[Ran]) -> str:
@@ -109,7 +109,7 @@ def _table(ran: Iterable[Ran]) -> str:
     lines = [f"{'pass':<20}{'stage':<10}{'time':>10}{'nodes':>9}"]
     for each in ran:
         nodes = f"{len(each.graph.nodes):,}" if each.changed else "same"
-        lines.append(f"{each.step.name:<20}{each.step.stage:<10}{format_seconds(each.seconds):>10}{nodes:>9}")
+        lines.append(f"{each.entry.name:<20}{each.entry.stage:<10}{format_seconds(each.seconds):>10}{nodes:>9}")
     lines.append(f"{'all':<30}{format_seconds(sum(each.seconds for each in ran)):>10}")
     return "\n".join(lines)
 

@@ -285,7 +285,7 @@ class Compiled:
         """
         from foreplan.compiler.at_hand import workspaces_on
         from foreplan.eager import Variant, as_pytorch
-        from foreplan.passes import choose_trained, fuse_attention, of_mode
+        from foreplan.passes import ChooseTrained, FuseAttention, of_mode
         from foreplan.views.beside import Beside
 
         chosen, options = Variant(**variant), self.options
@@ -304,9 +304,9 @@ class Compiled:
                 "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank. FSDP2 is "
                 "counted of a PyTorch module alone: --as fsdp2, or shard= of fp.eager_memory"
             )
-        graph = of_mode(choose_trained(self.model, options.selection), training=chosen.grad != "off")
+        graph = of_mode(ChooseTrained(options.selection)(self.model), training=chosen.grad != "off")
         if chosen.attention != "eager":
-            graph = fuse_attention(graph, least=0)
+            graph = FuseAttention(least=0)(graph)
         workspaces = workspaces_on(self.program.target, chosen)
         cuda = workspaces is not None
         eager = as_pytorch(

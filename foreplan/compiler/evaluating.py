@@ -18,7 +18,7 @@ from foreplan.graph import Graph
 from foreplan.graph.types import Shape
 from foreplan.lower.program import ARENA
 from foreplan.options import Options
-from foreplan.passes import resized, select_outputs
+from foreplan.passes import SelectOutputs, resized
 from foreplan.runtime.beside import Evaluation, Metrics
 
 _BY_HAND = "compile foreplan.evaluation(model of that batch, loss) and bind it with share=this session"
@@ -151,7 +151,7 @@ def _graph(
         targets = [x for x in attach_loss(model, loss).inputs if x not in model.inputs and x.init is None]
         has_loss = not targets or any(x.name in shapes for x in targets)
     graph = weights_as_trained(replace(model, updates={}), options.selection, options.narrow_weights)
-    found = dict(select_outputs(graph, names).outputs)
+    found = dict(SelectOutputs(names)(graph).outputs)
     if not has_loss:
         if chosen:
             raise UsageError("metrics compare outputs with targets, as the loss does: give its inputs, too")

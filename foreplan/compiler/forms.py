@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from foreplan import passes
 from foreplan.base.collection import without_collection
 from foreplan.base.errors import DoesNotFitError, UsageError
 from foreplan.compiler.compiled import Compiled
+from foreplan.compiler.pipeline import Fission, Form, passes_of_training
 from foreplan.compiler.planning import plan
 from foreplan.compiler.prices import DEAR, adds_little, base_nanoseconds, is_dear
-from foreplan.compiler.step_graphs import lowered, training_settings
+from foreplan.compiler.step_graphs import check_training, lowered, uses_of
 from foreplan.graph import Graph
 from foreplan.lower import Program
 from foreplan.ops.conv.ops import Conv
 from foreplan.options import Options
-from foreplan.passes import Fission
-from foreplan.passes.pipeline import simplified
+from foreplan.passes.pipeline import Stage, of_stages, run_passes, simplified
+from foreplan.passes.properties import is_step
 from foreplan.passes.split_dominant import ways_in_parts
 from foreplan.planner import Plan, totals
 from foreplan.planner.memory.order_bound import order_bound
@@ -41,7 +41,7 @@ def planned(graph: Graph, step: Graph, program: Program, options: Options) -> Pl
     def whole() -> Planned:
         return step, program, plan(program, options.budget, options.remat, options.checkpoint or ())
 
-    if options.budget is None or not options.splits:
+    if options.budget is None or not options.splits or is_step(graph):
         return whole()
     if step.loss is None:
         return _inference_in_parts(step, program, whole, options)
@@ -55,7 +55,8 @@ def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Gr
         step: with its graphs; one from a plan file, or with micro-batches, has no other forms.
         allowed: the budget in bytes, if there is one.
     """
-    if step.model is None or step.graph is None or step.update is not None or not step.options.splits:
+    parts = step.options.splits and step.update is None
+    if step.model is None or step.graph is None or not parts or is_step(step.model):
         return iter(())
     if step.program.loss is None:
         return _forms_of_inference(step.graph, step.program, step.options, allowed)
@@ -64,12 +65,19 @@ def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Gr
 
 def _in_form(graph: Graph, options: Options) -> InParts:
     """What makes a training step with some of it in parts."""
-    make = passes.training_forms(graph, training_settings(graph, options), passes=options.passes)
+    check_training(graph, options)
+    start = run_passes(graph, of_stages(passes_of_training(options), (Stage.FORWARD,)))
+    seen = set[str]()
 
     def form(fission: Fission, bands: int) -> Graph | None:
+        entries = passes_of_training(options, Form(fission, bands), uses_of(options))
         with without_collection():
-            found = make(fission, bands)
-        if found is not None and options.named:
+            forward = run_passes(start, of_stages(entries, (Stage.MEMORY,)))
+            if (text := forward.as_text()) in seen:
+                return None
+            seen.add(text)
+            found = run_passes(forward, of_stages(entries, (Stage.TRAINING,)))
+        if options.named:
             try:
                 lowered(found, options)
             except UsageError:  # what is said of activations by name has no meaning there

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from foreplan import passes
 from foreplan.base.arguments import instance
 from foreplan.base.collection import without_collection
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import Selection
+from foreplan.compiler.pipeline import Fission, Form, passes_of_inference, passes_of_training, prices_of
 from foreplan.compiler.prices import adds_little
 from foreplan.graph import Graph
-from foreplan.lower import Program, chosen_target, engine_info, lower
+from foreplan.lower import Program, chosen_target, lower
 from foreplan.lower.exchanges import goes_on_beside
-from foreplan.lower.node_times import NodeTimes
-from foreplan.options import Options
-from foreplan.options.ranks import check_trained, forward_stage_of, ranks_of, storage_of
-from foreplan.passes import Fission
-from foreplan.passes.loss_scale import is_scaled
-from foreplan.passes.ranks import by_pass, uses_of_gradients
-from foreplan.passes.stages import Layout, laid_out, stage_step
+from foreplan.options import USUAL, Options
+from foreplan.options.ranks import check_trained, ranks_of
+from foreplan.passes.pipeline import Ran, Stage, of_stages, run_passes, target_passes
+from foreplan.passes.properties import is_step
+from foreplan.passes.ranks import Uses, by_pass, uses_of_gradients
+from foreplan.passes.stages import Layout, laid_out
 
-Watch = Callable[[passes.Ran], None]
+Watch = Callable[[Ran], None]
 A_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
-_BEFORE_TARGET = (passes.Stage.FORWARD, passes.Stage.MEMORY, passes.Stage.TRAINING)
 
 
 def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
@@ -43,15 +41,27 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     machine = chosen_target(options.target, accuracy=options.accuracy)
     with without_collection():
         step, last = graphs_of_step(graph, options, watch)
-        beside = goes_on_beside(options.links, machine.profile)
-        settings, stages = passes.Settings(machine=machine, beside=beside), (passes.Stage.TARGET,)
-        step = passes.run_passes(step, settings, stages, passes=options.passes, watch=watch)
-        last = last and passes.run_passes(last, settings, stages, passes=options.passes, watch=watch)
-        return step, last
+        entries = target_passes(machine, goes_on_beside(options.links, machine.profile))
+        entries = entries if options.passes is None else options.passes(entries)
+        step = run_passes(step, entries, machine=machine, watch=watch)
+        return step, last and run_passes(last, entries, machine=machine, watch=watch)
 
 
 def graphs_of_step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step, and that of the update if the step has micro-batches and no stages."""
+    """The graph of a step, and that of the update if the step has micro-batches and no stages.
+
+    A graph that has its backward pass already, such as `differentiate` gives, is the step.
+
+    Raises:
+        UsageError: options do not go together, or are of what is done already.
+    """
+    if isinstance(graph, Graph) and is_step(graph):
+        if done := [name for name in _OF_THE_MODEL if getattr(options, name) != getattr(USUAL, name)]:
+            raise UsageError(
+                f"{done[0]} is for a model, and graph {graph.name!r} has its backward pass already: give the model, or "
+                f"say {done[0]} where that is made"
+            )
+        return graph, None
     if options.stages > 1:
         return stage_of_step(graph, options, watch), None
     if options.stage:
@@ -67,22 +77,30 @@ def graphs_of_step(graph: Graph, options: Options, watch: Watch | None = None) -
 
 def training_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
     """The step, with as much of it in parts as costs next to nothing."""
-    settings = training_settings(graph, options)
+    check_training(graph, options)
     with without_collection():
-        return _formed(graph, replace(settings, fission=_free_fission(graph, settings, options)), options, watch)
+        entries = passes_of_training(options, _free_form(graph, options), uses_of(options))
+        return run_passes(graph, entries, watch=watch)
 
 
-def _free_fission(graph: Graph, settings: passes.Settings, options: Options) -> Fission:
+def _free_form(graph: Graph, options: Options) -> Form:
     """What runs in parts without a budget: dominant activations, where that adds next to no time on the target."""
+    whole, split = Form(), Form(Fission.CHANNELS)
     if not options.splits:
-        return Fission.OFF
-    wide = replace(settings, dtype=passes.PRECISIONS["float32"])  # precision comes behind it
-    forward = passes.run_passes(graph, wide, (passes.Stage.FORWARD, passes.Stage.MEMORY), passes=options.passes)
+        return whole
+    wide = replace(options, precision="float32")  # precision comes behind it
+    forward = run_passes(graph, of_stages(passes_of_training(wide), (Stage.FORWARD, Stage.MEMORY)))
     if passes.split_channels(forward) is forward:
-        return Fission.OFF
-    forms = (_formed(graph, replace(settings, fission=form), options, None) for form in (Fission.OFF, Fission.CHANNELS))
-    whole, split = (lowered(form, options.unnamed) for form in forms)
-    return Fission.CHANNELS if adds_little(whole, split) else Fission.OFF
+        return whole
+    forms = (run_passes(graph, passes_of_training(options, form, uses_of(options))) for form in (whole, split))
+    return split if adds_little(*(lowered(form, options.unnamed) for form in forms)) else whole
+
+
+def uses_of(options: Options) -> Uses | None:
+    """What becomes of gradients; None: the step returns them."""
+    if options.optimizer is None:
+        return None
+    return uses_of_gradients(options.optimizer, ranks_of(options), passes.Accumulation().consume)
 
 
 def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph]:
@@ -94,11 +112,11 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
         )
     if options.gradients:
         raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
-    settings, accumulation = training_settings(graph, options), passes.Accumulation()
-    settings = replace(settings, fission=_free_fission(graph, settings, options))
+    check_training(graph, options)
+    accumulation = passes.Accumulation()
     uses = uses_of_gradients(optimizer, ranks_of(options), accumulation.consume)
-    settings = replace(settings, consume=uses.of_micro_batch, sharding=uses.sharding, accumulation=accumulation)
-    body = _formed(graph, settings, options, watch)
+    entries = passes_of_training(options, _free_form(graph, options), uses, accumulation)
+    body = run_passes(graph, entries, watch=watch)
     update = accumulation.update(body, uses.of_sums)
     if uses.sharding is not None:
         update = uses.sharding.with_homes(update, by_pass(()))
@@ -112,16 +130,8 @@ def stage_of_step(graph: Graph, options: Options, watch: Watch | None = None) ->
         UsageError: options do not go with stages, or the model has fewer operations than stages.
     """
     _check_stages(graph, options)
-    settings, optimizer = training_settings(graph, options), options.optimizer
-    assert optimizer is not None
-    price = _prices(options)
-    scaled = is_scaled(settings.dtype)
-
-    def stage(forward: Graph) -> Graph:
-        layout = laid_out(forward, options.stages, price)
-        return stage_step(layout, options.stage, int(options.accumulate), optimizer, scaled, ranks_of(options))
-
-    return _formed(graph, replace(settings, stage=stage), options, watch)
+    check_training(graph, options)
+    return run_passes(graph, passes_of_training(options), watch=watch)
 
 
 def layout_of(graph: Graph, options: Options) -> Layout:
@@ -131,18 +141,16 @@ def layout_of(graph: Graph, options: Options) -> Layout:
         UsageError: see `stage_of_step`.
     """
     _check_stages(graph, options)
-    settings = training_settings(graph, options)
-    stages = (passes.Stage.FORWARD, passes.Stage.MEMORY)
+    check_training(graph, options)
     with without_collection():
-        forward = passes.run_passes(graph, settings, stages, passes=options.passes)
-        return laid_out(forward, options.stages, _prices(options))
+        forward = run_passes(graph, of_stages(passes_of_training(options), (Stage.FORWARD, Stage.MEMORY)))
+        return laid_out(forward, options.stages, prices_of(options))
 
 
-def _prices(options: Options) -> NodeTimes:
-    """What nodes take, by which stages are cut."""
-    return NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
-
-
+_OF_THE_MODEL = (
+    "loss", "optimizer", "outputs", "gradients", "train", "freeze", "batch_norm", "narrow_weights", "precision",
+    "accumulate", "ranks", "shard", "tensor", "stages", "share", "split",
+)  # fmt: skip
 _NOT_WITH_STAGES = ("outputs", "gradients", "checkpoint", "keep", "recompute", "to_host", "offload", "split")
 
 
@@ -179,64 +187,27 @@ def forward_graph(graph: Graph, options: Options, watch: Watch | None = None) ->
     instance("a model", graph, Graph, A_MODEL)
     if options.gradients:
         raise UsageError("gradients are of a loss, and this is inference: pass a loss, or leave gradients out")
-    names = None if options.outputs is None else tuple(options.outputs)
-    storage = storage_of(options)
-    settings = passes.Settings(
-        names,
-        dtype=passes.PRECISIONS[options.precision],
-        selection=options.selection,
-        loops=_has_loops(options),
-        split=options.parts,
-        ranks=storage.ranks,
-        storage=storage,
-        stage=forward_stage_of(options),
-    )
-    return _formed(graph, settings, options, watch)
+    return run_passes(graph, passes_of_inference(options), watch=watch)
 
 
-def training_settings(graph: Graph, options: Options) -> passes.Settings:
-    """The settings of the passes for a training step; checks the options before."""
-    from foreplan.frontend.losses import attach_loss
+def check_training(graph: Graph, options: Options) -> None:
+    """Check what is asked of a training step before anything is done.
 
+    Raises:
+        UsageError: there is no model, no such output, or no optimizer.
+    """
     instance("a model", graph, Graph, A_MODEL)
     optimizer = options.optimizer
     if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
         raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
     check_trained(options)
-    names = tuple(options.outputs or ())
-    passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
-    uses = None if optimizer is None else uses_of_gradients(optimizer, ranks_of(options), passes.Accumulation().consume)
-    return passes.Settings(
-        outputs=names,
-        selection=options.selection,
-        gradients=tuple(options.gradients),
-        narrow_weights=options.narrow_weights,
-        frozen_statistics=options.batch_norm == "frozen",
-        shared_statistics=options.batch_norm == "sync",
-        attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
-        trains=True,
-        consume=None if uses is None else uses.of_step,
-        ranks=ranks_of(options),
-        sharding=None if uses is None else uses.sharding,
-        dtype=passes.PRECISIONS[options.precision],
-        loops=_has_loops(options),
-        split=options.parts,
-    )
+    passes.SelectOutputs(tuple(options.outputs or ()))(graph)
 
 
 def weights_as_trained(graph: Graph, selection: Selection, narrow_weights: bool) -> Graph:
     """A model whose weights are those that a training step keeps, so that sessions can share them."""
-    graph = passes.quantised_weights(passes.choose_trained(graph, selection))
+    graph = passes.quantised_weights(passes.ChooseTrained(selection)(graph))
     return graph if narrow_weights else passes.master_weights(graph)
-
-
-def _has_loops(options: Options) -> bool:
-    """Whether the engine runs loops; what is no target is told where it is lowered."""
-    return engine_info(str(getattr(options.target, "name", options.target))).loops
-
-
-def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:
-    return passes.run_passes(graph, settings, _BEFORE_TARGET, passes=options.passes, watch=watch)
 
 
 def lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:

@@ -14,7 +14,7 @@ from foreplan.graph import Graph, Node, Op, TensorType, Value
 from foreplan.graph.ir import live_nodes
 from foreplan.graph.op import Types, Windows
 from foreplan.ops.random import Random
-from foreplan.passes.decompose import decompose
+from foreplan.passes.decompose import Decompose
 from foreplan.version import VERSION
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def onnx_graph(
     """
     plain = dataclasses.replace(graph, outputs=dict(results), updates={}, loss=None, gradients={})
     _check(live_nodes(plain, plain.results))
-    plain = decompose(plain, _Standard())
+    plain = Decompose(_Standard())(plain)
     e, names = _named(plain)
     for node in live_nodes(plain, plain.results):
         _write(e, node, names)

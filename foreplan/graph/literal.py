@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from foreplan.base.syntax import expression
 from foreplan.graph.types import DTYPES, DType
 
 _WORDS = {"inf": math.inf, "nan": math.nan}
@@ -38,7 +39,7 @@ def literal_call(text: str) -> LiteralCall:
         ValueError: it is none, or an argument is no literal, or given twice.
     """
     try:
-        call = ast.parse(text, mode="eval").body
+        call = expression(text)
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("no call")
         keywords = {str(k.arg): _literal(k.value) for k in call.keywords}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from foreplan.base.errors import ModelError
+from foreplan.base.syntax import expression
 from foreplan.graph.adapter import AdapterMagnitude, AdapterZero
 from foreplan.graph.flat import Flat, Member
 from foreplan.graph.init import Array, Fill, Initializer, Missing, Normal, RandomSeed, TruncatedNormal, Uniform
@@ -117,7 +118,7 @@ class _Parser:
             else:
                 (self.outputs if match[1] == "output" else self.gradients)[_unquote(match[2])] = value
         elif line.startswith("note "):
-            self.notes.append(str(ast.literal_eval(line[5:])))
+            self.notes.append(str(ast.literal_eval(expression(line[5:]))))
         elif match := re.fullmatch(rf"(~?)({_OUTPUTS}|) = ([a-z_0-9]+\(.*\)) \[({_INPUTS})\] as ({_NAME})", line):
             kind = Kind.GRADIENT if match[1] else Kind.ACTIVATION
             outputs = tuple(

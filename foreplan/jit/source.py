@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.base.disk_cache import sources
+from foreplan.base.syntax import module
 
 MISSING = object()
 _MAKERS = ("zeros", "ones", "full", "empty", "copy", "argsort")  # calls that make an array
@@ -72,7 +73,7 @@ def source_of(function: object) -> Source | None:
 def tree_of(source: Source) -> tuple[ast.FunctionDef, int]:
     """A function's syntax tree, and the line before its first."""
     lines, first = inspect.getsourcelines(source.function)
-    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    tree = module(textwrap.dedent("".join(lines))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     return tree, first - 1
 

@@ -10,8 +10,10 @@ from foreplan.lower.prepack import best_blocks
 from foreplan.lower.program import Operand, Program
 from foreplan.lower.target import Target
 from foreplan.ops.loop import Loop
+from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.join_maps import join_maps
-from foreplan.passes.pipeline import Settings, Stage, run_passes
+from foreplan.passes.pipeline import PLAIN, SIMPLIFY
+from foreplan.passes.split_concats import split_concats
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ def lower_body(loop: Loop, target: Target) -> Body:
     Raises:
         UnsupportedError: the target has no kernel for an op of it, and the op no decomposition.
     """
-    step = join_maps(run_passes(_as_step(loop), Settings(), (Stage.FORWARD, Stage.MEMORY)))
+    step = _as_step(loop)
+    for each in (*PLAIN, fuse_attention, split_concats, *SIMPLIFY, join_maps):
+        step = each(step)
     program = lower(step, target)
     fixed = {value.name for value in loop.graph.inputs[loop.carries + loop.slices :]}
     if loop.steps > 1 and (blocks := best_blocks(program, target, fixed)):

@@ -27,7 +27,7 @@ from foreplan.lower.valid import with_valid
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.ops.point_to_point import BeginMessage
-from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
+from foreplan.passes.pipeline import Change, check_change, run_passes, target_passes
 from foreplan.planner import problem as p
 
 WORKSPACE = "auto"  # see `lower`
@@ -47,7 +47,7 @@ def lower(
     accuracy: str = "default",
     workspace: int | str = WORKSPACE,
     links: str = "",
-    passes: Sequence[Pass] | None = None,
+    passes: Change | None = None,
 ) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
@@ -66,7 +66,7 @@ def lower(
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
             or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
         links: between ranks, as `foreplan.lower.exchanges.cluster_from` takes it.
-        passes: another list of passes than the usual one, of which those of the stage `target` run.
+        passes: changes the list of the target's passes; None: it stays as it is.
 
     Raises:
         UsageError: no such target, a size that cannot be understood, or `prepack` of a step that trains.
@@ -78,10 +78,11 @@ def lower(
     if flag("prepack", prepack) and graph.loss is not None:
         raise UsageError("prepack is for weights that never change, and this step trains them: leave it out")
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
-    check_passes("passes", passes)
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     beside = goes_on_beside(links, chosen.profile)
-    formed = run_passes(graph, Settings(machine=chosen, beside=beside), (Stage.TARGET,), passes=passes)
+    check_change("passes", passes)
+    entries = target_passes(chosen, beside)
+    formed = run_passes(graph, entries if passes is None else passes(entries), machine=chosen)
     formed = gathered_in_place(formed, beside)
     program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:
@@ -97,7 +98,7 @@ def lower(
 
 def lower_in_blocks(graph: Graph, target: Target, blocks: Mapping[str, Blocks]) -> Program:
     """As `lower`, with stored values in blocks, by name: those that `best_blocks` found for this graph and target."""
-    formed = run_passes(graph, Settings(machine=target), (Stage.TARGET,))
+    formed = run_passes(graph, target_passes(target), machine=target)
     return _Lowering(formed, target, WORKSPACE, blocks).run()
 
 

@@ -34,12 +34,10 @@ def some_names(name: str, value: Any) -> Any:
 
 
 def passes(name: str, value: Any) -> Any:
-    """Names of passes, or None."""
-    if value is None:
-        return None
-    from foreplan.passes.pipeline import check_passes
+    """What changes a list of passes, or None."""
+    from foreplan.passes.pipeline import check_change
 
-    return check_passes(name, value)
+    return check_change(name, value)
 
 
 def text(name: str, value: Any) -> Any:

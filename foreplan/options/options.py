@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from foreplan.options.fields import said_of, says
 if TYPE_CHECKING:
     from foreplan.lower.target import Target
     from foreplan.passes.optimizer import Optimizer
-    from foreplan.passes.pipeline import Pass
+    from foreplan.passes.pipeline import Change
 
 PRECISIONS = ("float32", "bf16", "fp16")
 
@@ -372,10 +372,10 @@ class Options:
             check=option_checks.lent,
         ),
     )
-    passes: Sequence[Pass] | None = field(
+    passes: Change | None = field(
         default=None,
         metadata=says(
-            "The passes to run, for experiments; None: all of `foreplan.passes.PASSES`.",
+            "What changes the list of passes, for experiments, such as `foreplan.passes.without('fuse_maps')`.",
             check=option_checks.passes,
         ),
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from foreplan.base.errors import UsageError
-from foreplan.graph import Graph, Value
+from foreplan.graph import Value
 from foreplan.lower.program import PARAMETERS
 from foreplan.options import USUAL, Options
 from foreplan.options.lent import Lent
 from foreplan.passes.ranks import Ranks, Storage
-from foreplan.passes.stages import laid_out_by_weights, stage_forward
+from foreplan.passes.stages import CutIntoStages
 
 
 def ranks_of(options: Options) -> Ranks:
@@ -67,13 +65,12 @@ def storage_of(options: Options) -> Storage:
     return Storage(Ranks(step.of_stage, tensor=max([step.tensor, *cut])), like, step.model, lent.held)
 
 
-def forward_stage_of(options: Options) -> Callable[[Graph], Graph] | None:
+def forward_stage_of(options: Options) -> CutIntoStages | None:
     """What makes one stage of a forward pass: where the step that it shares weights with is one; None: it is whole."""
     lent: Lent | None = options.share
     if lent is None or not lent.program.is_stage:
         return None
-    held, stage, ranks = lent.held, lent.program.stage, lent.program.of_stage
-    return lambda graph: stage_forward(laid_out_by_weights(graph, held), stage, ranks)
+    return CutIntoStages(lent.held, lent.program.stage, lent.program.of_stage)
 
 
 def _check_share(options: Options, lent: Lent) -> None:

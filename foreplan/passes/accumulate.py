@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.value import Kind
 from foreplan.ops.expr import Arg
 from foreplan.ops.map import Map
 from foreplan.ops.shape import Reshape
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
-def accumulate(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class Accumulate(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Let a product, a convolution's or normalisation's gradient or a scatter-add add its result to the other summand.
 
     Requires: a whole training step, its sums not fused yet. Ensures: the same results, up to the blocks in
@@ -20,28 +23,33 @@ def accumulate(graph: Graph) -> Graph:
     sum may read it. The other one must have bytes of its own (those of a result, or of an ACCUMULATOR, which last from
     micro-batch to micro-batch); otherwise nothing would be saved.
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand
-    for node in graph.nodes:
-        found = _summands(graph, node, position)
-        if found is not None:
-            sums.setdefault(found[0], (node, found[1]))
-    done: dict[Node, Value] = {}
-    now: dict[Value, Value] = {}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node in sums:
-            total, base = sums[node]
-            found = b.node(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
-            done[total] = found[0]
-            now.update(zip(node.outputs[1:], found[1:]))
-            return [node.outputs[0], *found[1:]]  # nobody but the sum would read the first
-        if node in done:
-            now[node.outputs[0]] = done[node]
-            return [done[node]]
-        return None
+    def _run(self, graph: Graph) -> Graph:
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand
+        for node in graph.nodes:
+            found = _summands(graph, node, position)
+            if found is not None:
+                sums.setdefault(found[0], (node, found[1]))
+        done: dict[Node, Value] = {}
+        now: dict[Value, Value] = {}
 
-    return rewrite(graph, replace) if sums else graph
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if node in sums:
+                total, base = sums[node]
+                found = b.node(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
+                done[total] = found[0]
+                now.update(zip(node.outputs[1:], found[1:]))
+                return [node.outputs[0], *found[1:]]  # nobody but the sum would read the first
+            if node in done:
+                now[node.outputs[0]] = done[node]
+                return [done[node]]
+            return None
+
+        return rewrite(graph, replace) if sums else graph
+
+
+accumulate = Accumulate()
 
 
 def _in_place(node: Node, base: Value) -> bool:

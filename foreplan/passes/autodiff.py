@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from foreplan.base.errors import ModelError, UsageError
+from foreplan.base.errors import ModelError, UnsupportedError, UsageError
 from foreplan.graph import Array, Builder, Fill, Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.pullback import Pullback, depending
 from foreplan.ops.shape import broadcast_to
+from foreplan.passes.base import Pass
 from foreplan.passes.idle import idle_notes
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
+from foreplan.passes.split_samples import in_turn
 
 
 class Consumer(Protocol):
@@ -37,9 +40,10 @@ Consume = Callable[[Builder, LossScale | None, Value | None], Consumer]
 MakeUpdater = Callable[[Builder, LossScale | None, Value | None], Updater]
 
 
-def differentiate(
-    graph: Graph, consume: Consume | None = None, scaled: bool = False, inputs: Iterable[str] = ()
-) -> Graph:
+@dataclass(frozen=True)
+class Differentiate(
+    Pass, requires=("forward", "loss", "training form", "no inner gradients"), ensures=("loss", "backward")
+):
     """Forward, loss and backward in one graph.
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: the gradient of every
@@ -47,42 +51,68 @@ def differentiate(
     content; or, with no consumer, returned in `graph.gradients`. A parameter that the forward pass writes is updated as
     it was written. No gradient is computed that nobody reads.
 
-    Args:
+    Attributes:
         consume: makes what uses the gradients, such as `updating(optimizer)`.
         scaled: whether the gradients that are consumed are too large by a scale (see `LossScale`).
         inputs: names of inputs whose gradients are returned in `graph.gradients` too.
+        in_turn: whether each part of what runs in parts up to the loss is listed just before its backward pass.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter and no such input.
         UsageError: there is no such input, or it holds integers.
         UnsupportedError: an op on the way has no derivative; names the node.
     """
-    if graph.loss is None:
-        raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    asked = _asked(graph, inputs)
-    wanted = depending((*graph.parameters, *asked), graph.nodes)
-    if graph.loss not in wanted:
-        remedy = next((f": {note}" for note in graph.notes if "no gradient" in note), "")
-        raise ModelError(
-            f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained{remedy}"
+
+    consume: Consume | None = None
+    scaled: bool = False
+    inputs: Iterable[str] = ()
+    in_turn: bool = False
+
+    def _run(self, graph: Graph) -> Graph:
+        if graph.loss is None:
+            raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
+        asked = _asked(graph, self.inputs)
+        wanted = depending((*graph.parameters, *asked), graph.nodes)
+        if graph.loss not in wanted:
+            remedy = next((f": {note}" for note in graph.notes if "no gradient" in note), "")
+            raise ModelError(
+                f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained{remedy}"
+            )
+        b = GraphBuilder(base=graph)
+        b.kind, b.wanted = Kind.GRADIENT, wanted
+        scale = LossScale.stored(b) if self.scaled and self.consume is not None else None
+        consumer = None if self.consume is None else self.consume(b, scale, None)
+        walk = _Backward(b, graph, consumer, scale)
+        walk.run()
+        for note in idle_notes(graph):
+            b.note(note)
+        gradients = {value.name: walk.of_input(value) for value in asked}
+        updates = dict(graph.updates)
+        if consumer is not None:
+            start = len(b.nodes)
+            updates |= consumer.finish()
+            walk.read_as_written(start)
+        else:
+            gradients |= {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
+        step = b.finish(graph.outputs, updates, graph.loss, gradients)
+        return in_turn(step, set(graph.nodes)) if self.in_turn else step
+
+
+differentiate = Differentiate()
+
+
+def check_not_written(graph: Graph) -> None:
+    """Check that the forward pass writes no parameter, where ranks have parts or copies of them.
+
+    Raises:
+        UnsupportedError: it does; names the first one.
+    """
+    written = next((value.name for value in graph.parameters if value in graph.updates), None)
+    if written is not None:
+        raise UnsupportedError(
+            f"the forward pass writes {written!r}, of which ranks have parts or copies; leave out shard and stages, or "
+            f"freeze=[{written!r}]"
         )
-    b = GraphBuilder(base=graph)
-    b.kind, b.wanted = Kind.GRADIENT, wanted
-    scale = LossScale.stored(b) if scaled and consume is not None else None
-    consumer = None if consume is None else consume(b, scale, None)
-    walk = _Backward(b, graph, consumer, scale)
-    walk.run()
-    for note in idle_notes(graph):
-        b.note(note)
-    gradients = {value.name: walk.of_input(value) for value in asked}
-    updates = dict(graph.updates)
-    if consumer is not None:
-        start = len(b.nodes)
-        updates |= consumer.finish()
-        walk.read_as_written(start)
-    else:
-        gradients |= {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
-    return b.finish(graph.outputs, updates, graph.loss, gradients)
 
 
 def pull_back(cotangents: Pullback, node: Node) -> None:

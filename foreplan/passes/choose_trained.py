@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.base.arguments import instance
 from foreplan.base.patterns import Selection
@@ -11,13 +12,15 @@ from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.marks import ByMode
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
+from foreplan.passes.base import Pass
 from foreplan.passes.quantised_weights import schemes, without_weights
 from foreplan.passes.rewrite import rewrite, with_values
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
 
 
-def choose_trained(graph: Graph, selection: Selection) -> Graph:
+@dataclass(frozen=True)
+class ChooseTrained(Pass, requires=("forward",), ensures=("forward",)):
     """The graph with the weights trained, or frozen, that patterns name; all others are as they were.
 
     A weight that is frozen keeps its place among the model's parameters; it gets no gradient, no optimizer state and no
@@ -26,44 +29,55 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
     Raises:
         UsageError: a pattern means nothing, or nothing that can be trained.
     """
-    if not selection:
-        return graph
-    stored = {value.name: value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)}
-    whole = {value.name for value in schemes(graph)}  # integers for which a step has weights in float32
-    trainable = dict.fromkeys(getattr(graph.origin, "constants", ()), False)  # to freeze them changes nothing
-    trainable |= {
-        name: name in whole or (value.dtype.is_float and value.kind is not Kind.BUFFER)
-        for name, value in stored.items()
-    }
-    weights = [name for name, value in stored.items() if value.kind in _WEIGHTS or name in whole]
-    chosen = selection.chosen(trainable, weights)
-    graph = without_weights(graph, [name for name in whole & chosen.keys() if not chosen[name][0]])
 
-    def kind(name: str, trained: bool) -> Kind:
-        left = Kind.BUFFER if stored[name] in graph.updates else Kind.FROZEN
-        return Kind.CONSTANT if name in whole else Kind.PARAMETER if trained else left
+    selection: Selection
 
-    return with_values(
-        graph,
-        {
-            stored[name]: dataclasses.replace(stored[name], kind=kind(name, trained), why=why)
-            for name, (trained, why) in chosen.items()
-        },
-    )
+    def _run(self, graph: Graph) -> Graph:
+        if not self.selection:
+            return graph
+        stored = {value.name: value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)}
+        whole = {value.name for value in schemes(graph)}  # integers for which a step has weights in float32
+        trainable = dict.fromkeys(getattr(graph.origin, "constants", ()), False)  # to freeze them changes nothing
+        trainable |= {
+            name: name in whole or (value.dtype.is_float and value.kind is not Kind.BUFFER)
+            for name, value in stored.items()
+        }
+        weights = [name for name, value in stored.items() if value.kind in _WEIGHTS or name in whole]
+        chosen = self.selection.chosen(trainable, weights)
+        graph = without_weights(graph, [name for name in whole & chosen.keys() if not chosen[name][0]])
+
+        def kind(name: str, trained: bool) -> Kind:
+            left = Kind.BUFFER if stored[name] in graph.updates else Kind.FROZEN
+            return Kind.CONSTANT if name in whole else Kind.PARAMETER if trained else left
+
+        return with_values(
+            graph,
+            {
+                stored[name]: dataclasses.replace(stored[name], kind=kind(name, trained), why=why)
+                for name, (trained, why) in chosen.items()
+            },
+        )
 
 
-def freeze_statistics(graph: Graph, everywhere: bool = False) -> Graph:
+@dataclass(frozen=True)
+class FreezeStatistics(Pass, requires=("forward",), ensures=("forward",)):
     """The graph with frozen batch normalisation where its scale and bias are frozen, or everywhere.
 
     In training it then uses the running statistics, as in inference, and leaves them as they are. A module of PyTorch
     (`BatchNorm.unbiased`) has said itself whether it does, by its mode.
     """
 
-    def is_frozen(node: Node) -> bool:
-        told = isinstance(node.op, BatchNorm) and node.op.unbiased
-        return not told and all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
+    everywhere: bool = False
 
-    return with_frozen_statistics(graph, lambda node: everywhere or is_frozen(node))
+    def _run(self, graph: Graph) -> Graph:
+        def is_frozen(node: Node) -> bool:
+            told = isinstance(node.op, BatchNorm) and node.op.unbiased
+            return not told and all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
+
+        return with_frozen_statistics(graph, lambda node: self.everywhere or is_frozen(node))
+
+
+freeze_statistics = FreezeStatistics()
 
 
 def frozen(graph: Graph) -> Graph:
@@ -92,4 +106,4 @@ def in_inference(graph: Graph) -> Graph:
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs[:1] if isinstance(node.op, Dropout | ByMode) else None
 
-    return freeze_statistics(rewrite(graph, replace), everywhere=True)
+    return FreezeStatistics(everywhere=True)(rewrite(graph, replace))

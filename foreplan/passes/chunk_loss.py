@@ -16,6 +16,7 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Reshape, Slice, reshape, transpose
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite_groups
 
 SAVED_BYTES = 1 << 20  # a loss is rewritten if its logits exceed the workspace that takes their place by as much
@@ -64,18 +65,26 @@ class _Chain:
         return logits.nbytes - self.op.workspace(types, [])
 
 
-def chunk_losses(graph: Graph, least: int = SAVED_BYTES) -> Graph:
+@dataclass(frozen=True)
+class ChunkLosses(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let `linear_cross_entropy` take the place of a cross-entropy and of the product that makes its logits.
 
     Requires: a simplified forward graph that is about to be differentiated (the op gives gradients as well, which
     would be wasted otherwise). Ensures: the same loss, up to the order of additions. Only where nobody else reads the
     logits or the losses of single items, and the logits have at least so many bytes more than the op's workspace.
     """
-    given = _from_no_parameter(graph)
-    found = [_chain_at(graph, node, given) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
-    chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= least}
-    absorbed = {node for chain in chains.values() for node in chain.inner}
-    return rewrite_groups(graph, chains, absorbed, _replacement)
+
+    least: int = SAVED_BYTES
+
+    def _run(self, graph: Graph) -> Graph:
+        given = _from_no_parameter(graph)
+        found = [_chain_at(graph, node, given) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
+        chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= self.least}
+        absorbed = {node for chain in chains.values() for node in chain.inner}
+        return rewrite_groups(graph, chains, absorbed, _replacement)
+
+
+chunk_losses = ChunkLosses()
 
 
 def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> list[Value]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Transpose
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
-def fold_transposes(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class FoldTransposes(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let products turn a matrix themselves where a transpose has turned it.
 
     So a weight's gradient is computed as the weight lies. Else, of `x @ w.T`, as PyTorch's exporter writes a linear
@@ -19,29 +21,34 @@ def fold_transposes(graph: Graph) -> Graph:
 
     Ensures: the same results, up to the order in which a target adds. Only for operands of two axes.
     """
-    made: dict[Value, Value] = {}
 
-    def plain(value: Value) -> Value | None:
-        """What a transpose has turned into this value."""
-        node = graph.producer.get(value)
-        if node is None or not isinstance(node.op, Transpose) or node.op.perm != (1, 0):
-            return None
-        return made.get(node.inputs[0], node.inputs[0])
+    def _run(self, graph: Graph) -> Graph:
+        made: dict[Value, Value] = {}
 
-    def rewritten(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, MatMul):
-            return None
-        x, w, *added = inputs
-        a, c = (plain(value) for value in node.inputs[:2])
-        if a is None and c is None:
-            return None
-        op = replace(
-            node.op,
-            transpose_a=node.op.transpose_a != (a is not None),
-            transpose_b=node.op.transpose_b != (c is not None),
-        )
-        outputs = b.node(op, a or x, c or w, *added, name=node.name)
-        made.update(zip(node.outputs, outputs))
-        return outputs
+        def plain(value: Value) -> Value | None:
+            """What a transpose has turned into this value."""
+            node = graph.producer.get(value)
+            if node is None or not isinstance(node.op, Transpose) or node.op.perm != (1, 0):
+                return None
+            return made.get(node.inputs[0], node.inputs[0])
 
-    return rewrite(graph, rewritten)
+        def rewritten(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not isinstance(node.op, MatMul):
+                return None
+            x, w, *added = inputs
+            a, c = (plain(value) for value in node.inputs[:2])
+            if a is None and c is None:
+                return None
+            op = replace(
+                node.op,
+                transpose_a=node.op.transpose_a != (a is not None),
+                transpose_b=node.op.transpose_b != (c is not None),
+            )
+            outputs = b.node(op, a or x, c or w, *added, name=node.name)
+            made.update(zip(node.outputs, outputs))
+            return outputs
+
+        return rewrite(graph, rewritten)
+
+
+fold_transposes = FoldTransposes()

@@ -16,6 +16,7 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Reshape, Transpose, reshape, transpose
 from foreplan.ops.softmax import Softmax
+from foreplan.passes.base import Pass
 from foreplan.passes.constants import Known
 from foreplan.passes.rewrite import rewrite, rewrite_groups
 
@@ -88,7 +89,8 @@ class _Attention:
     leaves: tuple[Value, ...]
 
 
-def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
+@dataclass(frozen=True)
+class FuseAttention(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let `attention` take the place of softmax(scale · q·kᵀ + mask)·v that is written out, as in most ONNX files.
 
     The scale may stand anywhere, on either side of the product. A mask is a term that maps add to scores, or a number
@@ -99,15 +101,22 @@ def fuse_attention(graph: Graph, least: int | None = None) -> Graph:
 
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
     key (all its scores are -inf, or below -3e38) gives zeros, and one whose scores are NaN gives NaN. Only where nobody
-    else reads scores or probabilities, which have `least` bytes or more, or `SCORE_BYTES`; not with dropout between.
+    else reads scores or probabilities, which have `least` bytes or more; not with dropout between.
     """
-    masks, least = _Masks(graph), SCORE_BYTES if least is None else least
-    found = [each for node in graph.nodes if (each := _attention_at(graph, masks, node, least)) is not None]
-    if not found:
-        return graph
-    inner = {node for each in found for node in each.inner}
-    groups = {each.last: each for each in found}
-    return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
+
+    least: int = SCORE_BYTES
+
+    def _run(self, graph: Graph) -> Graph:
+        masks = _Masks(graph)
+        found = [each for node in graph.nodes if (each := _attention_at(graph, masks, node, self.least)) is not None]
+        if not found:
+            return graph
+        inner = {node for each in found for node in each.inner}
+        groups = {each.last: each for each in found}
+        return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
+
+
+fuse_attention = FuseAttention()
 
 
 def _attention_at(graph: Graph, masks: _Masks, last: Node, least: int) -> _Attention | None:

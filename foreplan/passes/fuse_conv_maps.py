@@ -11,6 +11,7 @@ from foreplan.ops.conv.ops import Conv
 from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import Accepts, rewrite_groups
 
 RESULT = Arg(0)
@@ -49,28 +50,33 @@ class _Chain:
         return [value.type for value in self.conv.inputs] + vectors
 
 
-def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
+@dataclass(frozen=True)
+class FuseConvMaps(Pass, requires=("kernels",), ensures=("kernels",), optional=True):
     """`conv_map` for a convolution whose result goes through maps and normalisation and nowhere else: as many of these
     as the target has a kernel for. Most kernels do additions, products and a ReLU.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results up to rounding: a normalisation's
     factor is computed first, and a narrow result is rounded only once.
     """
-    groups: dict[Node, _Chain] = {}
-    taken: set[Node] = set()
-    for node in graph.nodes:
-        if not isinstance(node.op, Conv) or (len(node.inputs) > 2 and len(node.inputs[2].shape) > 1):
-            continue
-        chain, best = _Chain(node), None
-        while (longer := _longer(graph, chain)) is not None and longer.last not in taken:
-            chain = longer
-            if accepts(chain.op, chain.types, [node.outputs[0].type]):
-                best = chain
-        if best is not None:
-            groups[best.last] = best
-            taken.update(best.nodes)
-    inner = {node for chain in groups.values() for node in (chain.conv, *chain.nodes[:-1])}
-    return rewrite_groups(graph, groups, inner, _fused)
+
+    accepts: Accepts
+
+    def _run(self, graph: Graph) -> Graph:
+        groups: dict[Node, _Chain] = {}
+        taken: set[Node] = set()
+        for node in graph.nodes:
+            if not isinstance(node.op, Conv) or (len(node.inputs) > 2 and len(node.inputs[2].shape) > 1):
+                continue
+            chain, best = _Chain(node), None
+            while (longer := _longer(graph, chain)) is not None and longer.last not in taken:
+                chain = longer
+                if self.accepts(chain.op, chain.types, [node.outputs[0].type]):
+                    best = chain
+            if best is not None:
+                groups[best.last] = best
+                taken.update(best.nodes)
+        inner = {node for chain in groups.values() for node in (chain.conv, *chain.nodes[:-1])}
+        return rewrite_groups(graph, groups, inner, _fused)
 
 
 def _longer(graph: Graph, chain: _Chain) -> _Chain | None:

@@ -10,6 +10,7 @@ from foreplan.ops.expr import Arg, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import Accepts, replaced, rewrite_groups
 
 
@@ -40,7 +41,8 @@ class _Pair:
         return MatMulMap(tuple(map(str, exprs)), matmul.transpose_a, matmul.transpose_b)
 
 
-def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
+@dataclass(frozen=True)
+class FuseMatmulMaps(Pass, requires=("kernels",), ensures=("kernels",), optional=True):
     """`matmul_map` for a product that one map reads and nothing else.
 
     Only where it costs no memory. The product itself is no longer kept. Either its operands, which may then live until
@@ -49,18 +51,22 @@ def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results.
     """
-    pairs: dict[Node, _Pair] = {}
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    updates = set(graph.updates.values())
-    for node in graph.nodes:
-        pair = _pair(graph, position, updates, node)
-        if pair is None or pair.map in pairs:
-            continue
-        types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
-        if accepts(pair.op, *types):
-            pairs[pair.map] = pair
-    fused = rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused)
-    return _updates_after_readers(fused) if pairs else graph
+
+    accepts: Accepts
+
+    def _run(self, graph: Graph) -> Graph:
+        pairs: dict[Node, _Pair] = {}
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        updates = set(graph.updates.values())
+        for node in graph.nodes:
+            pair = _pair(graph, position, updates, node)
+            if pair is None or pair.map in pairs:
+                continue
+            types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
+            if self.accepts(pair.op, *types):
+                pairs[pair.map] = pair
+        fused = rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused)
+        return _updates_after_readers(fused) if pairs else graph
 
 
 def _updates_after_readers(graph: Graph) -> Graph:

@@ -9,6 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.norm.batch import BatchNormGrad
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import Accepts, rewrite
 
 
@@ -33,7 +34,8 @@ class _Pair:
         return [*self.norm.outputs, *(self.map.outputs if self.op.keeps else ())]
 
 
-def fuse_norm_masks(graph: Graph, accepts: Accepts) -> Graph:
+@dataclass(frozen=True)
+class FuseNormMasks(Pass, requires=("kernels",), ensures=("kernels",), optional=True):
     """`masked_batch_norm_grad` for a gradient that a ReLU lets through and batch normalisation takes, as in ResNets.
 
     A pass over the images less where nobody else reads what is let through, and a read less where others do, such as
@@ -41,27 +43,31 @@ def fuse_norm_masks(graph: Graph, accepts: Accepts) -> Graph:
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, bit for bit.
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    pairs: dict[Node, _Pair] = {}
-    for node in graph.nodes:
-        pair = _pair(graph, node)
-        if pair is None or pair.map in pairs:
-            continue
-        made = (graph.producer.get(value) for value in node.inputs[:4])
-        if any(other is not None and position[other] > position[pair.map] for other in made):
-            continue
-        if accepts(pair.op, *([value.type for value in values] for values in (pair.inputs, pair.outputs))):
-            pairs[pair.map] = pair
-    norms = {pair.norm for pair in pairs.values()}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node in pairs:
-            pair = pairs[node]
-            given = (*pair.norm.inputs[:4], *inputs)
-            b.append(Node(pair.op, given, tuple(pair.outputs), pair.norm.name, pair.norm.source))
-        return node.outputs if node in pairs or node in norms else None
+    accepts: Accepts
 
-    return rewrite(graph, replace) if pairs else graph
+    def _run(self, graph: Graph) -> Graph:
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        pairs: dict[Node, _Pair] = {}
+        for node in graph.nodes:
+            pair = _pair(graph, node)
+            if pair is None or pair.map in pairs:
+                continue
+            made = (graph.producer.get(value) for value in node.inputs[:4])
+            if any(other is not None and position[other] > position[pair.map] for other in made):
+                continue
+            if self.accepts(pair.op, *([value.type for value in values] for values in (pair.inputs, pair.outputs))):
+                pairs[pair.map] = pair
+        norms = {pair.norm for pair in pairs.values()}
+
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if node in pairs:
+                pair = pairs[node]
+                given = (*pair.norm.inputs[:4], *inputs)
+                b.append(Node(pair.op, given, tuple(pair.outputs), pair.norm.name, pair.norm.source))
+            return node.outputs if node in pairs or node in norms else None
+
+        return rewrite(graph, replace) if pairs else graph
 
 
 def _pair(graph: Graph, norm: Node) -> _Pair | None:

@@ -10,6 +10,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.expr import Arg, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.multi_map import MultiMap
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import Accepts, rewrite
 
 SMALL = 16 * 1024  # bytes of a tensor: what it takes longer to launch than to update
@@ -45,7 +46,8 @@ class _Update:
         return sum(x.type.nbytes for x in self.own if not x.kind.is_stored)
 
 
-def group_updates(graph: Graph, accepts: Accepts) -> Graph:
+@dataclass(frozen=True)
+class GroupUpdates(Pass, requires=("kernels",), ensures=("kernels",), optional=True):
     """`multi_map` for updates of small tensors that have one formula, a few dozen at a time.
 
     Each would be a kernel of its own that runs for less time than it takes to launch it: a ResNet has more than a
@@ -53,21 +55,25 @@ def group_updates(graph: Graph, accepts: Accepts) -> Graph:
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, bit for bit.
     """
-    groups: dict[Node, _Together] = {}  # by the last node of each
-    members: set[Node] = set()
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    for group in _groups(graph, position):
-        op, inputs, outputs = together = _together(group)
-        if len(group) > 1 and accepts(op, [x.type for x in inputs], [y.type for y in outputs]):
-            groups[group[-1].node] = together
-            members.update(update.node for update in group)
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node in groups:
-            b.append(Node(*groups[node], node.name, node.source))
-        return node.outputs if node in members else None
+    accepts: Accepts
 
-    return rewrite(graph, replace) if groups else graph
+    def _run(self, graph: Graph) -> Graph:
+        groups: dict[Node, _Together] = {}  # by the last node of each
+        members: set[Node] = set()
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        for group in _groups(graph, position):
+            op, inputs, outputs = together = _together(group)
+            if len(group) > 1 and self.accepts(op, [x.type for x in inputs], [y.type for y in outputs]):
+                groups[group[-1].node] = together
+                members.update(update.node for update in group)
+
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if node in groups:
+                b.append(Node(*groups[node], node.name, node.source))
+            return node.outputs if node in members else None
+
+        return rewrite(graph, replace) if groups else graph
 
 
 def _groups(graph: Graph, position: dict[Node, int]) -> Iterator[list[_Update]]:

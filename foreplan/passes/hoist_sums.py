@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
@@ -15,12 +15,14 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 Make = Callable[[], Value]  # adds the nodes that compute a value behind the loop
 
 
-def hoist_sums(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class HoistSums(Pass, requires=("plain ops",), ensures=("plain ops",), optional=True):
     """The graph with carries that loops only add to computed behind them, from what all steps give or read.
 
     The gradients of what every step reads are such sums. That of a weight is a product in each step, whose depth is the
@@ -32,31 +34,36 @@ def hoist_sums(graph: Graph) -> Graph:
 
     Ensures: the same results, up to the order of summation.
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
 
-    def behind(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, Loop) or not _added(node.op):
-            return None
-        outputs: list[Value] = []
-        dying = [not _is_kept(graph, position, node, i) for i in range(len(inputs))]
-        op, stacks = node.op, _stacks(b, node.op, inputs, outputs, dying)
-        totals = _totals(b, op, stacks)
-        wider = _with_factors(op, stacks, dying)
-        if wider is not op:
-            more = _totals(b, wider, _stacks(b, wider, inputs, outputs, dying))
-            op, totals = (wider, more) if len(more) > len(totals) else (op, totals)
-        if not totals:
-            return None
-        outputs[:] = found = b.node(op, *inputs, name=node.name)
-        b.scope = f"{node.name}/"
-        summed = {i: make() for i, make in totals.items()}
-        for i, total in summed.items():
-            if not _is_zero(graph, node.inputs[i]):
-                summed[i] = elementwise(b, lambda x, y: x + y, inputs[i], total, name="sum")
-        as_before = found[: len(node.op.results)] + found[len(op.results) :]
-        return [summed.get(i, value) for i, value in enumerate(as_before)]
+    def _run(self, graph: Graph) -> Graph:
+        position = {node: i for i, node in enumerate(graph.nodes)}
 
-    return rewrite(graph, behind) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+        def behind(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not isinstance(node.op, Loop) or not _added(node.op):
+                return None
+            outputs: list[Value] = []
+            dying = [not _is_kept(graph, position, node, i) for i in range(len(inputs))]
+            op, stacks = node.op, _stacks(b, node.op, inputs, outputs, dying)
+            totals = _totals(b, op, stacks)
+            wider = _with_factors(op, stacks, dying)
+            if wider is not op:
+                more = _totals(b, wider, _stacks(b, wider, inputs, outputs, dying))
+                op, totals = (wider, more) if len(more) > len(totals) else (op, totals)
+            if not totals:
+                return None
+            outputs[:] = found = b.node(op, *inputs, name=node.name)
+            b.scope = f"{node.name}/"
+            summed = {i: make() for i, make in totals.items()}
+            for i, total in summed.items():
+                if not _is_zero(graph, node.inputs[i]):
+                    summed[i] = elementwise(b, lambda x, y: x + y, inputs[i], total, name="sum")
+            as_before = found[: len(node.op.results)] + found[len(op.results) :]
+            return [summed.get(i, value) for i, value in enumerate(as_before)]
+
+        return rewrite(graph, behind) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+
+
+hoist_sums = HoistSums()
 
 
 def _is_kept(graph: Graph, position: dict[Node, int], node: Node, index: int) -> bool:

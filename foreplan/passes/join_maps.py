@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
+from foreplan.passes.base import Pass
 from foreplan.passes.simplify import fused
 
 JOINED_BYTES = 128 * 1024  # of a result; for larger ones, the time of a call and of what is shared count little
 JOINED_PARTS, JOINED_INPUTS = 96, 16  # of one map
 
 
-def join_maps(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class JoinMaps(Pass, requires=("plain ops",), ensures=("plain ops",), optional=True):
     """The graph with one map for maps of one shape that read a value in common, where their results are small. A map
     whose result that one alone reads is a part of it.
 
@@ -23,22 +25,27 @@ def join_maps(graph: Graph) -> Graph:
 
     Ensures: same results. A map moves only behind nodes that do not read what it makes.
     """
-    fresh = {new: old for old, new in graph.updates.items()}
-    nodes: list[Node | None] = []
-    groups: dict[int, list[Node]] = {}  # by the place of its last node in `nodes`
-    for node in graph.nodes:
-        read = set(node.inputs)
-        groups = {at: group for at, group in groups.items() if read.isdisjoint(_outputs(group))}
-        group = [node]
-        if isinstance(node.op, Map) and node.outputs[0].type.nbytes <= JOINED_BYTES:
-            for at, others in groups.items():
-                if _fit(others, node, fresh):
-                    group, nodes[at] = [*groups.pop(at), node], None
-                    break
-            groups[len(nodes)] = group
-        nodes.append(_joined(group))
-    found = _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
-    return graph if found.nodes == graph.nodes else found
+
+    def _run(self, graph: Graph) -> Graph:
+        fresh = {new: old for old, new in graph.updates.items()}
+        nodes: list[Node | None] = []
+        groups: dict[int, list[Node]] = {}  # by the place of its last node in `nodes`
+        for node in graph.nodes:
+            read = set(node.inputs)
+            groups = {at: group for at, group in groups.items() if read.isdisjoint(_outputs(group))}
+            group = [node]
+            if isinstance(node.op, Map) and node.outputs[0].type.nbytes <= JOINED_BYTES:
+                for at, others in groups.items():
+                    if _fit(others, node, fresh):
+                        group, nodes[at] = [*groups.pop(at), node], None
+                        break
+                groups[len(nodes)] = group
+            nodes.append(_joined(group))
+        found = _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
+        return graph if found.nodes == graph.nodes else found
+
+
+join_maps = JoinMaps()
 
 
 def _with_parts(graph: Graph, fresh: Mapping[Value, Value]) -> Graph:

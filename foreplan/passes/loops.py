@@ -4,45 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.ir import live_nodes
 from foreplan.ops.loop import Loop
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
-def write_out_loops(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class WriteOutLoops(Pass, requires=("forward",), ensures=("forward", "no loops"), optional=True):
     """The graph with the nodes of each loop's body once for each step.
 
     It serves targets without loops, and narrow types, whose conversions would have to enter the body.
     """
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, Loop):
-            return None
-        b.scope = f"{node.name}/"
-        return node.op.decompose(b, inputs)
+    def _run(self, graph: Graph) -> Graph:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not isinstance(node.op, Loop):
+                return None
+            b.scope = f"{node.name}/"
+            return node.op.decompose(b, inputs)
 
-    while any(isinstance(node.op, Loop) for node in graph.nodes):  # a body may hold another loop
-        graph = rewrite(graph, replace)
-    return graph
+        while any(isinstance(node.op, Loop) for node in graph.nodes):  # a body may hold another loop
+            graph = rewrite(graph, replace)
+        return graph
 
 
-def trim_loops(graph: Graph) -> Graph:
+write_out_loops = WriteOutLoops()
+
+
+@dataclass(frozen=True)
+class TrimLoops(Pass, requires=("plain ops",), ensures=("plain ops",), optional=True):
     """The graph with loops that compute nothing but what is read: no stacks, carries or histories without readers, and
     no stack beside a history that has it.
 
     It serves scans whose outputs or last carries are not all used, such as what is kept for a gradient that nobody asks
     for, and recurrent layers, whose outputs are carries.
     """
-    read = graph.returned.union(*(node.inputs for node in graph.nodes))
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, Loop):
-            return None
-        return _trimmed(b, node, node.op, inputs, [value in read for value in node.outputs])
+    def _run(self, graph: Graph) -> Graph:
+        read = graph.returned.union(*(node.inputs for node in graph.nodes))
 
-    return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not isinstance(node.op, Loop):
+                return None
+            return _trimmed(b, node, node.op, inputs, [value in read for value in node.outputs])
+
+        return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+
+
+trim_loops = TrimLoops()
 
 
 def _trimmed(b: Builder, node: Node, op: Loop, inputs: Sequence[Value], wanted: Sequence[bool]) -> list[Value] | None:

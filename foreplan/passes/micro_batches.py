@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Fill, Graph, GraphBuilder, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Arg, cast
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.autodiff import Consume
+from foreplan.passes.base import Pass
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer.site import zero
 
@@ -66,6 +68,20 @@ class Accumulation:
         cleared = elementwise_many(b, [zero(total), zero(count)], total, count, name="clear")
         updates |= dict(zip((total, count), cleared))
         return b.finish({}, updates)
+
+
+@dataclass(frozen=True)
+class MeanLoss(Pass, requires=("loss", "backward"), ensures=("loss", "backward")):
+    """The body that returns the mean of the losses so far.
+
+    Attributes:
+        accumulation: what the body keeps for the update.
+    """
+
+    accumulation: Accumulation
+
+    def _run(self, graph: Graph) -> Graph:
+        return self.accumulation.with_mean_loss(graph)
 
 
 def with_same_stored(body: Graph, update: Graph) -> tuple[Graph, Graph]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.join import Concat
 from foreplan.ops.shape import Reshape, Slice
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
-def pack_attention(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class PackAttention(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Let the gradients of queries, keys and values be written side by side, in the place of the tensor that holds all
     three.
 
@@ -23,23 +26,28 @@ def pack_attention(graph: Graph) -> Graph:
     Requires: a whole training step. Ensures: the same results, bit for bit. Only without a mask, with heads behind
     positions, and where nobody else reads the three gradients.
     """
-    packed = {node: found for node in graph.nodes if (found := _packed(graph, node)) is not None}
-    if not packed:
-        return graph
-    now: dict[Value, Value] = {}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        now.update(zip(node.inputs, inputs))
-        if node not in packed:
-            return None
-        grad, x = packed[node]
-        op, (q, k) = grad.op, grad.inputs[:2]
-        assert isinstance(op, AttentionGrad)
-        o, lse, g = (now.get(value, value) for value in grad.inputs[3:])
-        whole = PackedAttentionGrad(op.scale, q.shape[2], k.shape[2], op.causal)
-        return b.node(whole, now.get(x, x), o, lse, g, name=f"{grad.name}/packed")
+    def _run(self, graph: Graph) -> Graph:
+        packed = {node: found for node in graph.nodes if (found := _packed(graph, node)) is not None}
+        if not packed:
+            return graph
+        now: dict[Value, Value] = {}
 
-    return rewrite(rewrite(graph, replace), lambda b, node, inputs: None)
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            now.update(zip(node.inputs, inputs))
+            if node not in packed:
+                return None
+            grad, x = packed[node]
+            op, (q, k) = grad.op, grad.inputs[:2]
+            assert isinstance(op, AttentionGrad)
+            o, lse, g = (now.get(value, value) for value in grad.inputs[3:])
+            whole = PackedAttentionGrad(op.scale, q.shape[2], k.shape[2], op.causal)
+            return b.node(whole, now.get(x, x), o, lse, g, name=f"{grad.name}/packed")
+
+        return rewrite(rewrite(graph, replace), lambda b, node, inputs: None)
+
+
+pack_attention = PackAttention()
 
 
 def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.types import BOOL
@@ -10,12 +11,14 @@ from foreplan.graph.value import Kind
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.expr import Arg, Call, Const, Expr, infer_dtypes, subexpressions, substitute, used_args
 from foreplan.ops.map import Map
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 MASKED_BYTES = 1 << 16  # smaller activations are not worth the mask's own action
 
 
-def pack_masks(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class PackMasks(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Ask yes-or-no questions of an activation early, and keep the answers, one bit an element.
 
     ReLU's derivative asks whether its output is above zero. Where no other gradient reads that output (a pooling with
@@ -25,32 +28,37 @@ def pack_masks(graph: Graph) -> Graph:
 
     Requires: a whole training step. Ensures: the same results, bit for bit; activations below `MASKED_BYTES` stay.
     """
-    conditions = {value: found for value in graph.producer if (found := _condition(graph, value)) is not None}
-    if not conditions:
-        return graph
-    kept = {value for value in conditions if not _has_other_gradients(graph, value)}
-    masks: dict[Value, Value] = {}
 
-    def pack(b: Builder, value: Value) -> None:
-        masks[value] = b.apply(PackBits(str(conditions[value])), value, name=f"{value.name}/mask")
+    def _run(self, graph: Graph) -> Graph:
+        conditions = {value: found for value in graph.producer if (found := _condition(graph, value)) is not None}
+        if not conditions:
+            return graph
+        kept = {value for value in conditions if not _has_other_gradients(graph, value)}
+        masks: dict[Value, Value] = {}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        read = [value for value in dict.fromkeys(node.inputs) if value in conditions] if _is_gradient(node) else []
-        for value in read:
-            if value not in masks:
+        def pack(b: Builder, value: Value) -> None:
+            masks[value] = b.apply(PackBits(str(conditions[value])), value, name=f"{value.name}/mask")
+
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            read = [value for value in dict.fromkeys(node.inputs) if value in conditions] if _is_gradient(node) else []
+            for value in read:
+                if value not in masks:
+                    pack(b, value)
+            asked = next((value for value in read if _asks(node, value)), None)
+            if asked is not None:
+                return _masked(b, node, inputs, node.inputs.index(asked), masks[asked], conditions[asked])
+            made = [value for value in node.outputs if value in kept]
+            if not made:
+                return None
+            b.append(Node(node.op, inputs, node.outputs, node.name, node.source))
+            for value in made:
                 pack(b, value)
-        asked = next((value for value in read if _asks(node, value)), None)
-        if asked is not None:
-            return _masked(b, node, inputs, node.inputs.index(asked), masks[asked], conditions[asked])
-        made = [value for value in node.outputs if value in kept]
-        if not made:
-            return None
-        b.append(Node(node.op, inputs, node.outputs, node.name, node.source))
-        for value in made:
-            pack(b, value)
-        return node.outputs
+            return node.outputs
 
-    return rewrite(graph, replace)
+        return rewrite(graph, replace)
+
+
+pack_masks = PackMasks()
 
 
 def _is_gradient(node: Node) -> bool:

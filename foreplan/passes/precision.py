@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from foreplan.base.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
@@ -31,6 +32,7 @@ from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Slice
 from foreplan.ops.softmax import LogSoftmax, Softmax
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import replaced, rewrite
 
 PRECISIONS: Mapping[str, DType] = {"float32": FLOAT32, "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
@@ -67,7 +69,8 @@ def narrow_type(precision: str) -> DType:
     return PRECISIONS[choice("precision", precision, PRECISIONS)]
 
 
-def with_precision(graph: Graph, dtype: DType) -> Graph:
+@dataclass(frozen=True)
+class WithPrecision(Pass, requires=("forward", "plain ops", "no loops"), ensures=("forward",)):
     """A forward graph with narrow values where they may be narrow, and float32 elsewhere.
 
     Contractions, normalisations, softmax and attention read and write narrow tensors; maps write them where one of
@@ -79,7 +82,11 @@ def with_precision(graph: Graph, dtype: DType) -> Graph:
     Requires: a simplified forward graph; of a training step right before it is differentiated. Ensures: the same
     inputs, stored values and results, of the same types; for float32 the graph itself.
     """
-    return graph if dtype == FLOAT32 else _Narrowing(graph, dtype).run()
+
+    dtype: DType
+
+    def _run(self, graph: Graph) -> Graph:
+        return graph if self.dtype == FLOAT32 else _Narrowing(graph, self.dtype).run()
 
 
 class _Narrowing:

@@ -15,6 +15,7 @@ from foreplan.ops.evaluate import content, evaluate, is_known
 from foreplan.ops.fake_quantised import fake_quantised, range_of
 from foreplan.ops.map import convert
 from foreplan.ops.marks import Quantised
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 _MOST_BYTES = 1 << 26  # of scales and zero points
@@ -80,7 +81,8 @@ def schemes(graph: Graph) -> dict[Value, Scheme]:
     return found
 
 
-def quantised_weights(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class QuantisedWeights(Pass, requires=("forward", "plain ops"), ensures=("forward", "floating-point weights")):
     """The graph with float32 weights in the place of integers that the file quantised weights to.
 
     What is computed stays what the integers give: a weight is rounded to them in each step (`fake_quantised`), and its
@@ -89,37 +91,42 @@ def quantised_weights(graph: Graph) -> Graph:
     Requires: a forward graph that is about to be differentiated. Ensures: parameters under the names of the integers,
     and a note.
     """
-    found = schemes(graph)
-    if not found:
-        return graph
-    wide = {
-        codes: replace(codes, type=codes.type.with_dtype(FLOAT32), kind=Kind.PARAMETER,
-                       init=Restored(codes.init, codes.type, scheme))  # type: ignore[arg-type]
-        for codes, scheme in found.items()
-    }  # fmt: skip
-    b = GraphBuilder(graph.name)
-    b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-    b.stored = [wide.get(value, value) for value in graph.stored]
-    b.reserve((*graph.inputs, *graph.stored), graph.nodes)
-    now: dict[Value, Value] = {}
-    for node in _read(graph, found):
-        inputs = tuple(now.get(value, value) for value in node.inputs)
-        if isinstance(node.op, Quantised) and node.inputs[1] in found:
-            codes, scale, *zero = node.inputs[1], *inputs[2:]
-            b.source, b.scope = node.source, node.name + "/"
-            made = fake_quantised(b, wide[codes], scale, zero[0] if zero else None, codes.dtype)
-            dtype = node.outputs[0].dtype
-            now[node.outputs[0]] = made if made.dtype == dtype else convert(b, made, dtype)
-        else:
-            b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
-    types = " and ".join(sorted({codes.dtype.name for codes in found}))
-    b.note(
-        f"{len(found)} weights of {types} are trained in float32 and rounded in each step, straight through; a written "
-        "model has them in integers again"
-    )
-    outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
-    updates = {stored: now.get(value, value) for stored, value in graph.updates.items()}
-    return b.finish(outputs, updates, graph.loss, graph.gradients)
+
+    def _run(self, graph: Graph) -> Graph:
+        found = schemes(graph)
+        if not found:
+            return graph
+        wide = {
+            codes: replace(codes, type=codes.type.with_dtype(FLOAT32), kind=Kind.PARAMETER,
+                           init=Restored(codes.init, codes.type, scheme))  # type: ignore[arg-type]
+            for codes, scheme in found.items()
+        }  # fmt: skip
+        b = GraphBuilder(graph.name)
+        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
+        b.stored = [wide.get(value, value) for value in graph.stored]
+        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        now: dict[Value, Value] = {}
+        for node in _read(graph, found):
+            inputs = tuple(now.get(value, value) for value in node.inputs)
+            if isinstance(node.op, Quantised) and node.inputs[1] in found:
+                codes, scale, *zero = node.inputs[1], *inputs[2:]
+                b.source, b.scope = node.source, node.name + "/"
+                made = fake_quantised(b, wide[codes], scale, zero[0] if zero else None, codes.dtype)
+                dtype = node.outputs[0].dtype
+                now[node.outputs[0]] = made if made.dtype == dtype else convert(b, made, dtype)
+            else:
+                b.append(Node(node.op, inputs, node.outputs, node.name, node.source), inferred=True)
+        types = " and ".join(sorted({codes.dtype.name for codes in found}))
+        b.note(
+            f"{len(found)} weights of {types} are trained in float32 and rounded in each step, straight through; a "
+            "written model has them in integers again"
+        )
+        outputs = {name: now.get(value, value) for name, value in graph.outputs.items()}
+        updates = {stored: now.get(value, value) for stored, value in graph.updates.items()}
+        return b.finish(outputs, updates, graph.loss, graph.gradients)
+
+
+quantised_weights = QuantisedWeights()
 
 
 def without_weights(graph: Graph, names: Sequence[str]) -> Graph:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.evaluate import computed, content, is_computed, is_known
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 FOLD_BYTES = 1024  # a folded constant larger than this would cost more memory than recomputing it
@@ -16,7 +18,8 @@ FUSED_PARTS = 48  # expressions with more parts than this spill their registers 
 FUSED_INPUTS = 8
 
 
-def fold_constants(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class FoldConstants(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Compute at once what small constants alone determine, and drop constants that no node reads.
 
     This serves files and traced functions that compute with constants, and passes that leave constants behind.
@@ -24,17 +27,21 @@ def fold_constants(graph: Graph) -> Graph:
     Ensures: same results; random ops, those of ranks and views stay.
     """
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
-        if not small or node.op.is_view or not is_computed(node.op) or not all(map(is_known, inputs)):
-            return None
-        outputs = computed(node.op, [content(value) for value in inputs])
-        return [
-            b.store(f"{value.name}.folded", value.type, Kind.CONSTANT, Array(array))
-            for value, array in zip(node.outputs, outputs)
-        ]
+    def _run(self, graph: Graph) -> Graph:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
+            if not small or node.op.is_view or not is_computed(node.op) or not all(map(is_known, inputs)):
+                return None
+            outputs = computed(node.op, [content(value) for value in inputs])
+            return [
+                b.store(f"{value.name}.folded", value.type, Kind.CONSTANT, Array(array))
+                for value, array in zip(node.outputs, outputs)
+            ]
 
-    return _drop_idle_constants(rewrite(graph, replace))
+        return _drop_idle_constants(rewrite(graph, replace))
+
+
+fold_constants = FoldConstants()
 
 
 def _drop_idle_constants(graph: Graph) -> Graph:
@@ -44,49 +51,61 @@ def _drop_idle_constants(graph: Graph) -> Graph:
     return graph if stored == graph.stored else dataclasses.replace(graph, stored=stored)
 
 
-def share_common(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class ShareCommon(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """One node for equal ops of equal inputs. Ensures: same results; forward and backward stay apart.
 
     A backward node equal to a forward one is left alone: to share it would keep the forward result alive until then,
     and that choice is the planner's.
     """
-    seen: dict[tuple[Op, tuple[Value, ...], Kind], tuple[Value, ...]] = {}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        key = (node.op, inputs, node.outputs[0].kind)
-        if key in seen:
-            return seen[key]
-        seen[key] = node.outputs
-        return None
+    def _run(self, graph: Graph) -> Graph:
+        seen: dict[tuple[Op, tuple[Value, ...], Kind], tuple[Value, ...]] = {}
 
-    return rewrite(graph, replace)
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            key = (node.op, inputs, node.outputs[0].kind)
+            if key in seen:
+                return seen[key]
+            seen[key] = node.outputs
+            return None
+
+        return rewrite(graph, replace)
 
 
-def fuse_maps(graph: Graph) -> Graph:
+share_common = ShareCommon()
+
+
+@dataclass(frozen=True)
+class FuseMaps(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """One `map` for a group of element-wise nodes whose inner results nobody else reads.
 
     Ensures: same results. Only nodes of the same kind (forward or backward) and shape are fused, so that nothing
     lives longer than it did, except inputs of the earlier node until the later one runs.
     """
-    group = _groups(graph)
-    absorbed = {node for node, root in group.items() if node is not root}
-    members: dict[Node, list[Node]] = {}
-    for node in graph.nodes:
-        if node in group:
-            members.setdefault(group[node], []).append(node)
-    now: dict[Value, Value] = {}
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        now.update(zip(node.inputs, inputs))
-        if node in absorbed:
-            return node.outputs  # nobody will read it: the root computes it for itself
-        if len(members.get(node, ())) < 2:
-            return None
-        exprs, values = fused(members[node], now)
-        b.source, b.scope = node.source, ""
-        return b.node(Map(tuple(map(str, exprs))), *values, name=node.name + "/fused")
+    def _run(self, graph: Graph) -> Graph:
+        group = _groups(graph)
+        absorbed = {node for node, root in group.items() if node is not root}
+        members: dict[Node, list[Node]] = {}
+        for node in graph.nodes:
+            if node in group:
+                members.setdefault(group[node], []).append(node)
+        now: dict[Value, Value] = {}
 
-    return rewrite(graph, replace)
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            now.update(zip(node.inputs, inputs))
+            if node in absorbed:
+                return node.outputs  # nobody will read it: the root computes it for itself
+            if len(members.get(node, ())) < 2:
+                return None
+            exprs, values = fused(members[node], now)
+            b.source, b.scope = node.source, ""
+            return b.node(Map(tuple(map(str, exprs))), *values, name=node.name + "/fused")
+
+        return rewrite(graph, replace)
+
+
+fuse_maps = FuseMaps()
 
 
 def _groups(graph: Graph) -> dict[Node, Node]:

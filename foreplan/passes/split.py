@@ -20,6 +20,7 @@ from foreplan.ops.join import Concat, concat
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
+from foreplan.passes.base import Pass
 from foreplan.passes.narrowing import Narrowed, box_of, narrowed, touched, whole
 from foreplan.passes.rewrite import rewrite
 
@@ -62,7 +63,8 @@ class Parts:
         return f"{what} run in {self.count} parts, along axis {self.axis} of {whole}"
 
 
-def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
+@dataclass(frozen=True)
+class SplitSegments(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops")):
     """Run segments in parts.
 
     Each part of a segment computes a range of one axis, from ranges of what it reads, before the next part begins. What
@@ -72,25 +74,29 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
 
     Requires: a forward graph. Ensures: the same results, up to the order of additions.
 
-    Args:
+    Attributes:
         entries: the number of parts, by what `foreplan.base.patterns` takes for names, where each scope that matches
             is a segment of its own; or by a range `FIRST..LAST` of two scopes, as the model lists its operations.
 
     Raises:
         UsageError: an entry names nothing, or a segment that nothing splits.
     """
-    for entry, count in entries.items():
-        names = {scope: [node.name for node in nodes] for scope, nodes in segments(graph, entry).items()}
-        for scope, inside in names.items():
-            now = {node.name: node for node in graph.nodes}  # one that reads what has parts now is another one
-            found = best_parts(graph, [now[name] for name in inside if name in now], count)
-            if found is None:
-                raise UsageError(
-                    f"split {entry!r}: {scope!r} cannot run in {count} parts: no axis of its last result, or that it "
-                    "sums over, can be taken part by part; name a smaller part of the model, or fewer parts"
-                )
-            graph = in_parts(graph, found)
-    return graph
+
+    entries: Mapping[str, int]
+
+    def _run(self, graph: Graph) -> Graph:
+        for entry, count in self.entries.items():
+            names = {scope: [node.name for node in nodes] for scope, nodes in segments(graph, entry).items()}
+            for scope, inside in names.items():
+                now = {node.name: node for node in graph.nodes}  # one that reads what has parts now is another one
+                found = best_parts(graph, [now[name] for name in inside if name in now], count)
+                if found is None:
+                    raise UsageError(
+                        f"split {entry!r}: {scope!r} cannot run in {count} parts: no axis of its last result, or that "
+                        "it sums over, can be taken part by part; name a smaller part of the model, or fewer parts"
+                    )
+                graph = in_parts(graph, found)
+        return graph
 
 
 def segments(graph: Graph, entry: str) -> dict[str, list[Node]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
+from foreplan.passes.base import Pass
 from foreplan.passes.split import Parts, bytes_made, in_parts, ways_to_split
 
 PARTS, PIECES = 4, 8  # ranges of channels; each more costs one more pass over the second convolution's output
@@ -15,7 +18,8 @@ CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flo
 PIECE = 32  # an activation is in pieces if it has at least 1 / PIECE of those bytes
 
 
-def split_channels(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class SplitChannels(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let the second of two convolutions add up what ranges of channels of a dominant activation between them give.
 
     Forward, a range is made, and what the second convolution gives of it is added to the output in place. Backward,
@@ -29,20 +33,26 @@ def split_channels(graph: Graph) -> Graph:
     of additions. Only where element-wise maps and normalisations of channels lie between the two, nobody else reads
     what they make, the first convolution is cheap beside the second, and both have one group of channels.
     """
-    total, taken = bytes_made(graph), set[str]()  # names: the graph changes
-    for node in graph.nodes:
-        if node.name in taken or node.outputs[0].type.nbytes * SHARE < total:
-            continue
-        chain, readers = _between(graph, node)
-        if len(readers) == 1 and _flops(node) * CHEAPER <= _flops(readers[0]):
-            parts = _over_channels(graph, chain, readers, PARTS)
-            if parts is not None:
-                taken.update(member.name for member in parts.members)
-                graph = in_parts(graph, parts)
-    return graph
+
+    def _run(self, graph: Graph) -> Graph:
+        total, taken = bytes_made(graph), set[str]()  # names: the graph changes
+        for node in graph.nodes:
+            if node.name in taken or node.outputs[0].type.nbytes * SHARE < total:
+                continue
+            chain, readers = _between(graph, node)
+            if len(readers) == 1 and _flops(node) * CHEAPER <= _flops(readers[0]):
+                parts = _over_channels(graph, chain, readers, PARTS)
+                if parts is not None:
+                    taken.update(member.name for member in parts.members)
+                    graph = in_parts(graph, parts)
+        return graph
 
 
-def split_pieces(graph: Graph) -> Graph:
+split_channels = SplitChannels()
+
+
+@dataclass(frozen=True)
+class SplitPieces(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let every convolution add up what ranges of channels of a large activation give, from the last one back.
 
     A convolution before another one then makes each of these ranges by itself. So its result lies in pieces, each of
@@ -51,14 +61,19 @@ def split_pieces(graph: Graph) -> Graph:
 
     This serves where `split_channels` does not meet a budget. Requires, ensures: as `split_channels`.
     """
-    total = bytes_made(graph)
-    for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
-        node = next(node for node in graph.nodes if node.name == name)
-        if node.outputs[0].type.nbytes * PIECE >= total:
-            chain, readers = _between(graph, node)
-            parts = _over_channels(graph, chain, readers, PIECES) if readers else None
-            graph = graph if parts is None else in_parts(graph, parts)
-    return graph
+
+    def _run(self, graph: Graph) -> Graph:
+        total = bytes_made(graph)
+        for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
+            node = next(node for node in graph.nodes if node.name == name)
+            if node.outputs[0].type.nbytes * PIECE >= total:
+                chain, readers = _between(graph, node)
+                parts = _over_channels(graph, chain, readers, PIECES) if readers else None
+                graph = graph if parts is None else in_parts(graph, parts)
+        return graph
+
+
+split_pieces = SplitPieces()
 
 
 def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:

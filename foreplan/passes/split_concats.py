@@ -9,6 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.join import Concat
 from foreplan.ops.shape import slice_axis
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite_groups
 
 CHANNELS = 16  # that each operand must have: a product over fewer is slow
@@ -29,7 +30,8 @@ class _Joined:
     order: tuple[int, ...]
 
 
-def split_concats(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class SplitConcats(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let a convolution that alone reads concatenated channels add up, in place, what it gives of each operand.
 
     Neither the concatenation nor its gradient is then ever made, and each operand lives only as long as it is needed
@@ -37,8 +39,13 @@ def split_concats(graph: Graph) -> Graph:
 
     Requires: a forward graph. Ensures: the same results, up to the order of additions.
     """
-    groups = {joined.conv: joined for joined in _joined(graph)}
-    return rewrite_groups(graph, groups, {joined.concat for joined in groups.values()}, _split)
+
+    def _run(self, graph: Graph) -> Graph:
+        groups = {joined.conv: joined for joined in _joined(graph)}
+        return rewrite_groups(graph, groups, {joined.concat for joined in groups.values()}, _split)
+
+
+split_concats = SplitConcats()
 
 
 def _joined(graph: Graph) -> Iterator[_Joined]:

@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import TO
@@ -28,6 +29,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.pullback import depending
 from foreplan.ops.reduce import Reduce, reduce
+from foreplan.passes.base import Pass
 from foreplan.passes.narrowing import Narrowed, box_of, whole
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split import LOSS, Parts, bytes_made, in_parts, never_whole, parts_up_to, segments, types_of
@@ -39,7 +41,8 @@ LEAST = 10  # parts are of use where 1 / LEAST of the bytes that the forward pas
 WIDEST = 1.25  # times the flops of the whole, which all bands of an image may take together
 
 
-def split_samples(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class SplitSamples(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Let layers up to the loss run some samples at a time, forward and back, if many bytes are then never whole.
 
     Of all layers to begin with, it takes the one with which the least is alive at once: what is made before, a part of
@@ -47,15 +50,26 @@ def split_samples(graph: Graph) -> Graph:
 
     Requires, ensures: as `samples_in_parts`.
     """
-    return _split(graph, STEP)
+
+    def _run(self, graph: Graph) -> Graph:
+        return _split(graph, STEP)
 
 
-def split_few(graph: Graph) -> Graph:
+split_samples = SplitSamples()
+
+
+@dataclass(frozen=True)
+class SplitFew(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """As `split_samples`, in no more than `FEW` parts: where kernels over few samples take long.
 
     Requires, ensures: as `samples_in_parts`.
     """
-    return _split(graph, FEW)
+
+    def _run(self, graph: Graph) -> Graph:
+        return _split(graph, FEW)
+
+
+split_few = SplitFew()
 
 
 def _split(graph: Graph, limit: int) -> Graph:
@@ -78,20 +92,29 @@ def _split(graph: Graph, limit: int) -> Graph:
     return graph if found is None or found[1] * LEAST < sum(made) else found[0]
 
 
-def split_bands(graph: Graph, count: int) -> Graph:
+@dataclass(frozen=True)
+class SplitBands(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops")):
     """Let images run some rows at a time, forward and back, if many bytes are then never whole.
 
     Requires, ensures: as `samples_in_parts`.
 
-    Args:
+    Attributes:
         count: of bands.
     """
-    summed = _means_as_sums(graph)
-    ways = [parts for parts in _to_loss(summed, summed.nodes, count) if parts.axis > 0 and _widened(parts) <= WIDEST]
-    best = max(ways, key=lambda parts: _bytes(summed, parts), default=None)
-    if best is None or _bytes(summed, best) * LEAST < bytes_made(graph):
-        return graph
-    return in_parts(summed, best, _note(summed, best))
+
+    count: int
+
+    def _run(self, graph: Graph) -> Graph:
+        summed = _means_as_sums(graph)
+        ways = [
+            parts
+            for parts in _to_loss(summed, summed.nodes, self.count)
+            if parts.axis > 0 and _widened(parts) <= WIDEST
+        ]
+        best = max(ways, key=lambda parts: _bytes(summed, parts), default=None)
+        if best is None or _bytes(summed, best) * LEAST < bytes_made(graph):
+            return graph
+        return in_parts(summed, best, _note(summed, best))
 
 
 def is_to_loss(entry: str) -> bool:
@@ -100,28 +123,33 @@ def is_to_loss(entry: str) -> bool:
     return bool(to) and last.strip() == LOSS
 
 
-def split_to_loss(graph: Graph, entries: Mapping[str, int]) -> Graph:
+@dataclass(frozen=True)
+class SplitToLoss(Pass, requires=("forward", "loss"), ensures=("forward", "loss")):
     """Run ranges that end in the loss some samples at a time, or some rows of each, forward and back.
 
     Requires, ensures: as `samples_in_parts`.
 
-    Args:
+    Attributes:
         entries: the number of parts, by `FIRST..loss`; of several that overlap, the inner ones come first.
 
     Raises:
         UsageError: an entry names nothing, or nothing of it can run so.
     """
-    for entry, count in entries.items():
-        for nodes in segments(graph, entry).values():
-            found = samples_in_parts(graph, nodes, count)
-            if found is None:
-                raise UsageError(
-                    f"split {entry!r}: nothing before the loss can run in {count} parts; the batch has "
-                    f"{_samples(graph)} samples, and what needs all of them, such as batch norm, runs whole with all "
-                    "that comes before it"
-                )
-            graph = found[0]
-    return graph
+
+    entries: Mapping[str, int]
+
+    def _run(self, graph: Graph) -> Graph:
+        for entry, count in self.entries.items():
+            for nodes in segments(graph, entry).values():
+                found = samples_in_parts(graph, nodes, count)
+                if found is None:
+                    raise UsageError(
+                        f"split {entry!r}: nothing before the loss can run in {count} parts; the batch has "
+                        f"{_samples(graph)} samples, and what needs all of them, such as batch norm, runs whole with "
+                        "all that comes before it"
+                    )
+                graph = found[0]
+        return graph
 
 
 def samples_in_parts(graph: Graph, nodes: Sequence[Node], count: int) -> tuple[Graph, int] | None:
@@ -186,7 +214,8 @@ def _bytes(graph: Graph, parts: Parts) -> int:
     return sum(value.type.nbytes for value in never_whole(graph, parts))
 
 
-def split_logits(graph: Graph, most: int = LOGITS_BYTES) -> Graph:
+@dataclass(frozen=True)
+class SplitLogits(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
     """Make large logits, which only a sum of their cross-entropies reads, some rows at a time, each used before the
     next are made.
 
@@ -195,21 +224,30 @@ def split_logits(graph: Graph, most: int = LOGITS_BYTES) -> Graph:
 
     Requires, ensures: as `samples_in_parts`.
     """
-    names, before = [node.name for node in graph.nodes if isinstance(node.op, CrossEntropy)], graph
-    for name in names:
-        head = _head(graph, next(node for node in graph.nodes if node.name == name))
-        if head is None:
-            continue
-        (*inside, join), entropy = head
-        shape, count = join.inputs[0].shape, -(-entropy.inputs[0].type.nbytes // most)
-        axis = next((axis for axis in _reduced(join) if shape[axis] > 1), None)
-        if count <= 1 or axis is None:
-            continue
-        for parts in _along(graph, inside, [join], axis, shape[axis], min(count, shape[axis])):
-            graph = in_parts(graph, parts, note="")
-            names += [node.name for node in graph.nodes if node.name.startswith(f"{name}/part")]  # along another axis
-    note = "logits are made some rows at a time, and used, forward and back, before the next are made"
-    return graph if graph is before else dataclasses.replace(graph, notes=(*graph.notes, note))
+
+    most: int = LOGITS_BYTES
+
+    def _run(self, graph: Graph) -> Graph:
+        names, before = [node.name for node in graph.nodes if isinstance(node.op, CrossEntropy)], graph
+        for name in names:
+            head = _head(graph, next(node for node in graph.nodes if node.name == name))
+            if head is None:
+                continue
+            (*inside, join), entropy = head
+            shape, count = join.inputs[0].shape, -(-entropy.inputs[0].type.nbytes // self.most)
+            axis = next((axis for axis in _reduced(join) if shape[axis] > 1), None)
+            if count <= 1 or axis is None:
+                continue
+            for parts in _along(graph, inside, [join], axis, shape[axis], min(count, shape[axis])):
+                graph = in_parts(graph, parts, note="")
+                names += [
+                    node.name for node in graph.nodes if node.name.startswith(f"{name}/part")
+                ]  # along another axis
+        note = "logits are made some rows at a time, and used, forward and back, before the next are made"
+        return graph if graph is before else dataclasses.replace(graph, notes=(*graph.notes, note))
+
+
+split_logits = SplitLogits()
 
 
 def in_turn(step: Graph, forward: Collection[Node]) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import ByMode, Mark
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
@@ -50,15 +52,20 @@ class _Training:
             self.updates[self._state] = elementwise(b, lambda s, d: s + d, self._state, step, name="next_random_state")
 
 
-def without_marks(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class WithoutMarks(Pass, requires=("plain ops",), ensures=("no marks",)):
     """The graph without marks for differentiation, once that is done, or where it never will be."""
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[: len(node.outputs)] if isinstance(node.op, Mark | CustomGradient) else None
+    def _run(self, graph: Graph) -> Graph:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            return inputs[: len(node.outputs)] if isinstance(node.op, Mark | CustomGradient) else None
 
-    if not any(isinstance(node.op, Mark | CustomGradient) for node in graph.nodes):
-        return graph
-    return _without_idle_updates(rewrite(graph, replace))
+        if not any(isinstance(node.op, Mark | CustomGradient) for node in graph.nodes):
+            return graph
+        return _without_idle_updates(rewrite(graph, replace))
+
+
+without_marks = WithoutMarks()
 
 
 def _without_idle_updates(graph: Graph) -> Graph:
@@ -76,25 +83,33 @@ def of_mode(graph: Graph, training: bool) -> Graph:
     return rewrite(graph, replace) if any(isinstance(node.op, ByMode) for node in graph.nodes) else graph
 
 
-def training_form(graph: Graph, ranks: int = 1) -> Graph:
+@dataclass(frozen=True)
+class TrainingForm(Pass, requires=("forward",), ensures=("forward", "training form")):
     """The graph with every op that behaves differently in training in its training form.
 
-    Args:
+    Attributes:
         ranks: of how many ranks' batches batch normalisation will have the statistics (`sync_batch_norm`).
 
     Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
     `random_state` (STATE, uint64[2]) that changes each step.
     """
-    training, graph = _Training(ranks), of_mode(graph, True)
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        training.builder = b
-        b.scope = node.name + "/"
-        return node.op.for_training(b, inputs, training)
+    ranks: int = 1
 
-    def finish(b: Builder) -> None:
-        training.builder = b
-        b.scope = ""
-        training.finish()
+    def _run(self, graph: Graph) -> Graph:
+        training, graph = _Training(self.ranks), of_mode(graph, True)
 
-    return rewrite(graph, replace, updates=training.updates, finish=finish)
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            training.builder = b
+            b.scope = node.name + "/"
+            return node.op.for_training(b, inputs, training)
+
+        def finish(b: Builder) -> None:
+            training.builder = b
+            b.scope = ""
+            training.finish()
+
+        return rewrite(graph, replace, updates=training.updates, finish=finish)
+
+
+training_form = TrainingForm()

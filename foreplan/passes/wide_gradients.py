@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.graph.types import BOOL
@@ -15,13 +16,15 @@ from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.map import Map, rounded, without_rounding
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import replaced, rewrite
 
 # Ops that can leave a narrow sum wide (the attribute `wide`), and which of their outputs it is.
 _SUMS = {ConvWeightGrad: 0, MatMul: 0, Reduce: 0, LinearCrossEntropy: 2}
 
 
-def wide_gradients(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class WideGradients(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Let gradients that are read in float32 alone be float32 from the sum on that makes them.
 
     A contraction reads a parameter through a conversion, whose derivative converts the gradient back. The contraction's
@@ -29,27 +32,32 @@ def wide_gradients(graph: Graph) -> Graph:
 
     Requires: a whole training step. Ensures: the same results, but for roundings that are left out.
     """
-    widened: set[Value] = set()
-    for node in graph.nodes:
-        if _is_widening(node):
-            found = _sources(graph, node.inputs[0])
-            widened |= set() if found is None else found
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if _is_widening(node) and node.inputs[0] in widened:
-            return [inputs[0]]
-        if widened.isdisjoint(node.outputs):
-            return None
-        op = node.op
-        if isinstance(op, Map):
-            dtypes = [value.dtype for value in inputs]
-            (expr,) = rounded(op.parsed, dtypes, [node.outputs[0].dtype.wide])
-            op = Map((str(without_rounding(expr, dtypes)),))
-        elif type(op) in _SUMS:
-            op = dataclasses.replace(op, wide=True)  # type: ignore[call-arg]
-        return replaced(b, node, op, inputs)
+    def _run(self, graph: Graph) -> Graph:
+        widened: set[Value] = set()
+        for node in graph.nodes:
+            if _is_widening(node):
+                found = _sources(graph, node.inputs[0])
+                widened |= set() if found is None else found
 
-    return rewrite(graph, replace) if widened else graph
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if _is_widening(node) and node.inputs[0] in widened:
+                return [inputs[0]]
+            if widened.isdisjoint(node.outputs):
+                return None
+            op = node.op
+            if isinstance(op, Map):
+                dtypes = [value.dtype for value in inputs]
+                (expr,) = rounded(op.parsed, dtypes, [node.outputs[0].dtype.wide])
+                op = Map((str(without_rounding(expr, dtypes)),))
+            elif type(op) in _SUMS:
+                op = dataclasses.replace(op, wide=True)  # type: ignore[call-arg]
+            return replaced(b, node, op, inputs)
+
+        return rewrite(graph, replace) if widened else graph
+
+
+wide_gradients = WideGradients()
 
 
 def _is_widening(node: Node) -> bool:
@@ -90,30 +98,35 @@ def _adds_to_none(node: Node) -> bool:
     return not node.op.accumulates or len(node.inputs) <= node.op.accumulates
 
 
-def wide_maps(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class WideMaps(Pass, requires=("plain ops",), ensures=("plain ops", "live"), optional=True):
     """Let maps of narrow gradients compute in the wide type and round their results once.
 
     Requires: a whole training step, its maps fused. Ensures: the same results, but for roundings that are left out.
     """
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        op = node.op
-        if not isinstance(op, Map | MaskedMap) or node.outputs[0].kind is not Kind.GRADIENT:
-            return None
-        values = (*inputs, *node.outputs)
-        if not any(value.dtype.is_narrow for value in values):
-            return None
-        dtypes = [value.dtype for value in inputs]
-        if isinstance(op, MaskedMap):
-            dtypes[0] = BOOL
-        plain = (op if isinstance(op, Map) else op.map).parsed
-        wide = rounded(plain, dtypes, [value.dtype.wide for value in node.outputs])
-        bare = [without_rounding(expr, dtypes) for expr in wide]
-        exprs = [
-            expr if value.dtype == value.dtype.wide else cast(expr, value.dtype)
-            for expr, value in zip(bare, node.outputs)
-        ]
-        texts = tuple(map(str, exprs))
-        return None if texts == op.exprs else replaced(b, node, type(op)(texts), inputs)
+    def _run(self, graph: Graph) -> Graph:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            op = node.op
+            if not isinstance(op, Map | MaskedMap) or node.outputs[0].kind is not Kind.GRADIENT:
+                return None
+            values = (*inputs, *node.outputs)
+            if not any(value.dtype.is_narrow for value in values):
+                return None
+            dtypes = [value.dtype for value in inputs]
+            if isinstance(op, MaskedMap):
+                dtypes[0] = BOOL
+            plain = (op if isinstance(op, Map) else op.map).parsed
+            wide = rounded(plain, dtypes, [value.dtype.wide for value in node.outputs])
+            bare = [without_rounding(expr, dtypes) for expr in wide]
+            exprs = [
+                expr if value.dtype == value.dtype.wide else cast(expr, value.dtype)
+                for expr, value in zip(bare, node.outputs)
+            ]
+            texts = tuple(map(str, exprs))
+            return None if texts == op.exprs else replaced(b, node, type(op)(texts), inputs)
 
-    return rewrite(graph, replace)
+        return rewrite(graph, replace)
+
+
+wide_maps = WideMaps()

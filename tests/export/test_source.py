@@ -13,7 +13,7 @@ import foreplan as fp
 from foreplan.base.errors import ModelError, UnsupportedError
 from foreplan.export import save
 from foreplan.graph import Graph
-from foreplan.passes.select import select_outputs
+from foreplan.passes.select import SelectOutputs
 from tests.export.runtime import near, run
 from tests.oracle.peers import onnx
 from tests.profile import pick
@@ -187,7 +187,7 @@ def test_merged_tensors_are_written_apart(tmp_path):
 
 
 def test_a_model_that_was_cut_is_written_as_a_graph(tmp_path):
-    graph = select_outputs(fp.from_onnx(classifier(), batch=4), ["e"])
+    graph = SelectOutputs(["e"])(fp.from_onnx(classifier(), batch=4))
     session = fp.compile(graph).bind()
     session.to_onnx(tmp_path / "out.onnx")
     assert near(run(tmp_path / "out.onnx", INPUTS)["e"], session.step(INPUTS).outputs["e"])

@@ -121,3 +121,15 @@ def test_what_a_notebook_shows_is_one_line() -> None:
     assert len(names) == 7
     for text in names:
         assert "\n" not in text and len(text) < 120 and text.startswith("<") and " at 0x" not in text
+
+
+def test_a_step_is_compiled_as_it_is() -> None:
+    """Not differentiated once more; and what was asked of the model is asked where the step is made."""
+    graph = fp.models.build("mlp:batch=3,width=8,layers=2,inputs=6,classes=4")
+    step = fp.differentiate(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1))
+    made = fp.compile(step, target="numpy")
+    assert made.program.digest == fp.lower(step, "numpy").digest and made.graph is step
+    with pytest.raises(fp.UsageError, match="optimizer is for a model, and graph 'mlp' has its backward pass already"):
+        fp.compile(step, optimizer=fp.optim.SGD(0.1))
+    with pytest.raises(fp.UsageError, match="precision is for a model"):
+        fp.compile(fp.differentiate(graph, fp.losses.cross_entropy), precision="bf16")

@@ -11,7 +11,9 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.compiler.compiled import Compiled
 from foreplan.compiler.forms import other_forms
+from foreplan.compiler.pipeline import Fission, Form, passes_of_training
 from foreplan.options import Options
+from foreplan.passes.pipeline import of_stages
 from tests.foreplan.chains import chain
 from tests.foreplan.shell import answer, foreplan
 from tests.profile import few, values
@@ -168,9 +170,8 @@ def test_a_step_in_pieces_trains_as_the_whole(target: str) -> None:
     graph = fp.models.build("unet:batch=2,size=32,width=16")
     arguments = (graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.05))
     whole = fp.compile(*arguments, target=target, fission="off", remat="off")
-    pieces = passes.run_passes(
-        graph, passes.Settings(trains=True, fission=passes.Fission.PIECES), {passes.Stage.FORWARD, passes.Stage.MEMORY}
-    )
+    entries = passes_of_training(Options(outputs=list(graph.outputs), target=target), Form(Fission.PIECES))
+    pieces = passes.run_passes(graph, of_stages(entries, (passes.Stage.FORWARD, passes.Stage.MEMORY)))
     assert any("run in" in note for note in pieces.notes)
     parts = fp.compile(pieces, *arguments[1:], target=target, fission="off")
     rng = np.random.default_rng(0)

@@ -206,7 +206,7 @@ def test_numbers_that_select_within_a_loop_are_checked(
         return fp.scan(cell, np.zeros((2, 3)), tokens)[0]
 
     if written_out:
-        monkeypatch.setattr("foreplan.compiler.step_graphs._has_loops", lambda options: False)
+        monkeypatch.setattr("foreplan.compiler.pipeline.has_loops", lambda options: False)
     session = fp.compile(fp.trace(model, fp.spec((5, 4), "int64")), target=target).bind()
     session.step({"tokens": np.full((5, 4), 6)})
     for wrong in (7, -8, 1 << 40):

@@ -105,7 +105,7 @@ def test_results_and_gradients_are_those_of_jax(seed: int, monkeypatch: pytest.M
     cell = Cell(seed)
     target = TARGETS[seed % len(TARGETS)]
     if target == "written out":
-        monkeypatch.setattr("foreplan.compiler.step_graphs._has_loops", lambda options: False)
+        monkeypatch.setattr("foreplan.compiler.pipeline.has_loops", lambda options: False)
         target = "numpy"
     arrays = cell.arrays()
     found = run(lambda *xs: cell(fp.scan, np, *xs), *arrays, target=target)

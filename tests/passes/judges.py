@@ -19,7 +19,7 @@ from foreplan.graph.verify import verify_graph
 from foreplan.ops.marks import Gradient, StopGradient
 from foreplan.passes import differentiate
 from foreplan.passes.expand_gradients import expand_gradients
-from foreplan.passes.ranks import Ranks, sum_gradients
+from foreplan.passes.ranks import Ranks, SumGradients
 from tests.ops.check import evaluate
 from tests.passes.of_ranks import evaluate_ranks
 from tests.passes.texts import drawn, hold_same, named, tolerance
@@ -125,7 +125,8 @@ def hold_mean_loss(before: Graph, after: Graph, rng: np.random.Generator) -> Non
 
 def only_rules(before: Graph, after: Graph, rng: np.random.Generator) -> None:
     """Check the rules of graphs alone: a training form computes something else than inference, at random where it has
-    dropout; and a stage of several has a part of the results.
+    dropout; a stage of several has a part of the results; and steps of several ranks are held in tests/ranks to those
+    of one.
     """
     verify_graph(after)
 
@@ -164,7 +165,7 @@ def hold_parts(before: Graph, after: Graph, rng: np.random.Generator) -> None:
     """
     of_ranks(_same, alike=True)(before, after, rng)
     if before.loss is not None:
-        step = sum_gradients(differentiate(after), Ranks(RANKS, tensor=RANKS))
+        step = SumGradients(Ranks(RANKS, tensor=RANKS))(differentiate(after))
         of_ranks(_times_ranks, alike=True)(differentiate(before), step, rng)
 
 
@@ -258,6 +259,7 @@ JUDGES: dict[str, Judge] = {
     "cut_into_stages": only_rules,
     "decompose": of_ranks(_same),
     "differentiate": hold_differences,
+    "differentiate_in_parts": only_rules,
     "expand_gradients": hold_inner_differences,
     "gather_again": of_ranks(_same),
     "lay_out_weights": of_ranks(_same),
@@ -269,6 +271,7 @@ JUDGES: dict[str, Judge] = {
     "select_outputs": hold_common,
     "share_of_mean": of_ranks(_share),
     "split_products": hold_parts,
+    "stage_step": only_rules,
     "sum_gradients": of_ranks(_sum_of_gradients),
     "sync_batch_norm": of_ranks(_same, alike=True),
     "training_form": only_rules,

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from foreplan.compiler.pipeline import Fission, Form, passes_of_training
+from foreplan.compiler.step_graphs import uses_of
 from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
-from foreplan.passes import (
-    Accumulation,
-    Fission,
-    Settings,
-    Stage,
-    list_without,
-    run_passes,
-    simplified,
-    updating,
-    with_same_stored,
-)
+from foreplan.options import Options
+from foreplan.passes import PRECISIONS, Accumulation, simplified, updating, with_same_stored, without
 from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.pipeline import Stage, of_stages, run_passes
+from foreplan.passes.ranks import Uses
+
+MADE = (Stage.MEMORY, Stage.TRAINING)
 
 
 def training_step(
-    graph: Graph, optimizer: Optimizer | None = None, dtype: DType = FLOAT32, without: Iterable[str] = ()
+    graph: Graph, optimizer: Optimizer | None = None, dtype: DType = FLOAT32, left_out: tuple[str, ...] = ()
 ) -> Graph:
     """Of a forward graph with its loss, in training form."""
-    consume = None if optimizer is None else updating(optimizer)
-    settings = Settings(trains=True, consume=consume, dtype=dtype, fission=Fission.CHANNELS)
-    return run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING), passes=list_without(without))
+    (precision,) = (name for name, each in PRECISIONS.items() if each == dtype)
+    options = Options(optimizer=optimizer, precision=precision, passes=without(*left_out), target="numpy")
+    return run_passes(graph, of_stages(passes_of_training(options, Form(Fission.CHANNELS), uses_of(options)), MADE))
 
 
 def halves(graph: Graph, optimizer: Optimizer) -> tuple[Graph, Graph]:
     """The body of a step over micro-batches, and the update after them."""
     accumulation = Accumulation()
-    settings = Settings(trains=True, consume=accumulation.consume, accumulation=accumulation)
-    body = run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING))
-    return with_same_stored(body, simplified(accumulation.update(body, updating(optimizer))))
+    uses = Uses(updating(optimizer), accumulation.consume, updating(optimizer))
+    entries = passes_of_training(Options(optimizer=optimizer, target="numpy"), None, uses, accumulation)
+    body = run_passes(graph, of_stages(entries, MADE))
+    return with_same_stored(body, simplified(accumulation.update(body, uses.of_sums)))

@@ -24,7 +24,7 @@ from tests.passes.texts import hold_same
 )
 def test_zoo_models_keep_their_gradients(name: str, added: str) -> None:
     graph = parse_graph(fp.models.build(name).as_text().replace("float32", "float64"))
-    forward = passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), []))
+    forward = passes.training_form(passes.SelectOutputs([])(attach_loss(graph, "cross_entropy")))
     before = share_common(differentiate(passes.simplified(forward)))
     after = accumulate(before)
     assert any(node.op.name == added and len(node.inputs) > node.op.accumulates > 0 for node in after.nodes)

@@ -7,10 +7,13 @@ import pytest
 
 import foreplan as fp
 from foreplan import passes
+from foreplan.compiler.pipeline import passes_of_training
 from foreplan.frontend.losses import attach_loss
-from foreplan.graph import Graph, as_dtype, parse_graph
+from foreplan.graph import Graph, parse_graph
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from foreplan.passes import chunk_losses, simplified
+from foreplan.options import Options
+from foreplan.passes import simplified
+from foreplan.passes.chunk_loss import ChunkLosses
 from tests.ops.check import evaluate
 from tests.passes.steps import training_step
 
@@ -37,10 +40,10 @@ def test_only_where_it_saves_a_mebibyte(name: str, expected: int) -> None:
 def test_zoo_models_keep_loss_and_gradients(name: str) -> None:
     graph = fp.models.build(f"{name}:batch=2,seq=6,layers=1,width=8,heads=2,vocabulary=40")
     graph = parse_graph(graph.as_text().replace("float32", "float64"))
-    forward = simplified(passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), [])))
+    forward = simplified(passes.training_form(passes.SelectOutputs([])(attach_loss(graph, "cross_entropy"))))
     inputs = {v.name: RNG.integers(0, 2 if v.name == "segments" else 40, v.shape) for v in forward.inputs}
     stored = {v.name: RNG.normal(size=v.shape) for v in forward.parameters}
-    with_op, without = training_step(chunk_losses(forward, least=-(1 << 40))), training_step(forward)
+    with_op, without = training_step(ChunkLosses(least=-(1 << 40))(forward)), training_step(forward)
     assert fused(with_op) and not fused(without)
     got, expected = evaluate(with_op, inputs, stored), evaluate(without, inputs, stored)
     assert with_op.loss is not None and without.loss is not None
@@ -51,8 +54,8 @@ def test_zoo_models_keep_loss_and_gradients(name: str) -> None:
         np.testing.assert_allclose(got[gradient], wanted, rtol=1e-8, atol=1e-9, err_msg=parameter)
 
 
-@pytest.mark.parametrize(("dtype", "chunked"), [("float32", True), ("bfloat16", True), ("float16", False)])
-def test_no_loss_is_made_in_chunks_where_gradients_need_a_scale(dtype: str, chunked: bool) -> None:
+@pytest.mark.parametrize(("precision", "chunked"), [("float32", True), ("bf16", True), ("fp16", False)])
+def test_no_loss_is_made_in_chunks_where_gradients_need_a_scale(precision: str, chunked: bool) -> None:
     """In chunks the gradient is made, and rounded, with the loss: before it has the scale."""
-    (entry,) = [each for each in passes.PASSES if each.name == "chunk_losses"]
-    assert entry.applies(passes.Settings(trains=True, dtype=as_dtype(dtype))) is chunked
+    entries = passes_of_training(Options("cross_entropy", precision=precision, target="numpy"))
+    assert ("chunk_losses" in {each.name for each in entries}) is chunked

@@ -7,7 +7,7 @@ import numpy as np
 import foreplan as fp
 from foreplan.graph import Graph, Node, parse_graph
 from foreplan.ops.attention.ops import Attention
-from foreplan.passes import fuse_attention
+from foreplan.passes import FuseAttention
 from tests.ops.check import evaluate
 from tests.passes.texts import FOLDER, cases_of
 
@@ -25,7 +25,7 @@ def test_a_query_that_reads_no_key_gives_zeros() -> None:
     inputs = {value.name: np.random.default_rng(0).standard_normal(value.shape) for value in graph.inputs}
     inputs["c"] = inputs["c"] > 0
     inputs["c"][1, 0, 2] = False
-    pair = graph, fuse_attention(graph, least=0)
+    pair = graph, FuseAttention(least=0)(graph)
     results = [evaluate(each, inputs, hard=False)[each.outputs["y"]] for each in pair]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-12, atol=1e-14)
     assert not results[1][1, 2].any()
@@ -43,7 +43,7 @@ def test_a_mask_far_behind_in_the_model() -> None:
     plain = CASES["Padding is taken from scores, as BERT does it."]
     head, _, rest = plain.partition("%a: ")
     graph = parse_graph(head + first + "".join(lines) + "%s: " + rest.partition("%s: ")[2].replace("%b]", "%r64]"))
-    (node,) = ops(fuse_attention(graph, least=0))
+    (node,) = ops(FuseAttention(least=0)(graph))
     assert node.inputs[3].shape == (2, 1, 1, 6)
 
 

@@ -8,7 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Graph
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
-from foreplan.passes import fuse_norm_masks
+from foreplan.passes.fuse_norm_masks import FuseNormMasks
 from tests.passes.texts import hold_same
 
 
@@ -27,7 +27,7 @@ def training(residual: bool) -> Graph:
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_same_results_in_fewer_ops(residual: bool) -> None:
     graph = training(residual)
-    after = fuse_norm_masks(graph, lambda op, inputs, outputs: True)
+    after = FuseNormMasks(lambda op, inputs, outputs: True)(graph)
     assert [node.op.keeps for node in after.nodes if isinstance(node.op, MaskedBatchNormGrad)] == [residual]
     assert len(after.nodes) == len(graph.nodes) - 1
     assert not any(each.op.name in ("masked_map", "batch_norm_grad") for each in after.nodes)

@@ -8,8 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Graph, Node
 from foreplan.ops.multi_map import MultiMap
-from foreplan.passes import group_updates
-from foreplan.passes.group_updates import MOST, TOGETHER
+from foreplan.passes.group_updates import MOST, TOGETHER, GroupUpdates
 from tests.passes.texts import hold_same
 
 
@@ -26,7 +25,7 @@ def training(layers: int = 4, width: int = 8, optimizer: object = None) -> Graph
 
 
 def grouped(graph: Graph) -> Graph:
-    return group_updates(graph, lambda op, inputs, outputs: True)
+    return GroupUpdates(lambda op, inputs, outputs: True)(graph)
 
 
 def groups(graph: Graph) -> list[Node]:

@@ -17,7 +17,7 @@ from tests.passes.steps import halves
 
 
 def forward(name: str) -> Graph:
-    return passes.training_form(passes.select_outputs(attach_loss(fp.models.build(name), fp.losses.cross_entropy), []))
+    return passes.training_form(passes.SelectOutputs([])(attach_loss(fp.models.build(name), fp.losses.cross_entropy)))
 
 
 @pytest.fixture(scope="module")

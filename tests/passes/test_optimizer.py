@@ -16,7 +16,7 @@ from foreplan.graph import Fill, GraphBuilder, Kind, TensorType
 from foreplan.graph.types import FLOAT64
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.passes import differentiate, updating
+from foreplan.passes import Differentiate, updating
 from foreplan.passes.optimizer import SGD, Adam, AdamW, Group, Momentum, Nesterov, Optimizer
 from foreplan.passes.optimizer.rule import Common
 from tests.ops.check import evaluate
@@ -176,7 +176,7 @@ def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> Non
 def test_the_learning_rate_is_an_input_with_a_default() -> None:
     b = GraphBuilder("w")
     w = b.store("w", TensorType(FLOAT64, (2,)), Kind.PARAMETER, Fill(0.0))
-    training = differentiate(b.finish({}, loss=reduce(b, "sum", w)), updating(SGD(0.25)))
+    training = Differentiate(updating(SGD(0.25)))(b.finish({}, loss=reduce(b, "sum", w)))
     (rate,) = training.inputs
     assert (rate.name, str(rate.type), str(rate.init)) == ("learning_rate", "float32[]", "fill(0.25)")
 

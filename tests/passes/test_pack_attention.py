@@ -24,7 +24,7 @@ from tests.passes.texts import hold_same
 )
 def test_one_product_for_queries_keys_and_values(name: str) -> None:
     graph = parse_graph(fp.models.build(name).as_text().replace("float32", "float64"))
-    forward = passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), []))
+    forward = passes.training_form(passes.SelectOutputs([])(attach_loss(graph, "cross_entropy")))
     before = share_common(differentiate(share_common(forward)))
     after = pack_attention(before)
     old, new = (Counter(node.op.name for node in each.nodes) for each in (before, after))

@@ -15,7 +15,7 @@ from tests.passes.texts import hold_same
 def test_a_vision_transformer_keeps_its_loss_and_gradients() -> None:
     graph = fp.models.build("vit_b16:batch=2,size=32,layers=2,width=8,heads=2,classes=3")
     graph = parse_graph(graph.as_text().replace("float32", "float64"))
-    forward = share_common(passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), [])))
+    forward = share_common(passes.training_form(passes.SelectOutputs([])(attach_loss(graph, "cross_entropy"))))
     after = push_slices(forward)
     assert len([n for n in after.nodes if n.name.endswith("/part") and n.outputs[0].shape == (2, 1, 8)]) >= 5
     hold_same(forward, after, np.random.default_rng(0), far=1e-9)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.compiler.pipeline import passes_of_inference
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import PASSES, Settings, Stage, run_passes, simplified
+from foreplan.options import Options
+from foreplan.passes import run_passes, simplified
 from foreplan.passes.expand_gradients import expand_gradients
-from foreplan.passes.split import in_parts, never_whole, split_segments, ways_to_split
+from foreplan.passes.split import SplitSegments, in_parts, never_whole, ways_to_split
 from foreplan.passes.training import training_form
 from tests.ops.check import evaluate
 from tests.passes.texts import FOLDER, cases_of
@@ -52,8 +54,8 @@ def mobile() -> Graph:
 
 def forward(model: Graph, trains: bool) -> Graph:
     """A net as the pass sees it, in float64."""
-    until = [each.name for each in PASSES].index("split_segments")
-    graph = run_passes(model, Settings(), {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    entries = passes_of_inference(Options(split={"a": 2}, target="numpy"))
+    graph = run_passes(model, entries[: [each.name for each in entries].index("split_segments")])
     graph = simplified(expand_gradients(training_form(graph))) if trains else graph
     return parse_graph(re.sub(r"array\(crc32=\w+\)", "fill(1)", graph.as_text().replace("float32", "float64")))
 
@@ -104,11 +106,11 @@ PAIR = cases_of(FOLDER / "split_segments" / "segments.txt")[0].before
 )
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
-        split_segments(parse_graph(PAIR), entries)
+        SplitSegments(entries)(parse_graph(PAIR))
 
 
 def test_a_pattern_means_each_of_its_scopes() -> None:
     """As if they were named one by one, though each reads what the one before gives."""
     graph = forward(fp.models.build(NETS[0]), trains=False)
-    named = split_segments(graph, {"h.0": 2, "h.1": 2})
-    assert split_segments(graph, {"h.*": 2}).as_text() == named.as_text() != graph.as_text()
+    named = SplitSegments({"h.0": 2, "h.1": 2})(graph)
+    assert SplitSegments({"h.*": 2})(graph).as_text() == named.as_text() != graph.as_text()

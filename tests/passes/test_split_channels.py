@@ -16,7 +16,7 @@ def made(graph: Graph) -> set[tuple[int, ...]]:
 
 def test_neither_the_activation_nor_its_gradient_is_ever_whole() -> None:
     graph = parse_graph(cases_of(FOLDER / "split_channels" / "dominant activations.txt")[0].before)
-    after, before = training_step(graph), training_step(graph, without=("split_channels",))
+    after, before = training_step(graph), training_step(graph, left_out=("split_channels",))
     assert (2, 10, 6, 5) in made(before) and (2, 10, 6, 5) not in made(after)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -11,18 +10,21 @@ import pytest
 
 import foreplan as fp
 from foreplan.base.units import parse_budget
-from foreplan.frontend.losses import attach_loss
+from foreplan.compiler.pipeline import passes_of_inference, passes_of_training
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import PASSES, Fission, Settings, Stage, differentiate, run_passes, simplified
+from foreplan.options import Options
+from foreplan.passes import differentiate, run_passes, simplified
 from foreplan.passes.live_bytes import live_bytes
+from foreplan.passes.pipeline import Entries
+from foreplan.passes.split import SplitSegments
 from foreplan.passes.split_samples import (
+    SplitBands,
+    SplitToLoss,
     in_turn,
     samples_in_parts,
-    split_bands,
     split_few,
     split_logits,
     split_samples,
-    split_to_loss,
 )
 from tests.ops.check import evaluate
 from tests.profile import cases, pick
@@ -49,11 +51,15 @@ NETS = (
 )
 
 
+def before_parts(loss: str) -> Entries:
+    """The passes before those of parts up to the loss."""
+    entries = passes_of_training(Options(loss, split={"a..loss": 2}, target="numpy"))
+    return entries[: [each.name for each in entries].index("split_to_loss")]
+
+
 def forward(name: str) -> Graph:
     """A net with its loss as the pass sees it, in float64."""
-    until = [each.name for each in PASSES].index("split_to_loss")
-    settings = Settings(outputs=(), attach=partial(attach_loss, loss=fp.models.default_loss(name)), trains=True)
-    graph = run_passes(fp.models.build(name), settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    graph = run_passes(fp.models.build(name), before_parts(fp.models.default_loss(name)))
     return parse_graph(re.sub(r"array\(crc32=\w+\)", "fill(1)", graph.as_text().replace("float32", "float64")))
 
 
@@ -123,10 +129,7 @@ def images(rng: Random) -> Graph:
         return fp.nn.conv(x, 3, 1, name="head")
 
     traced = fp.trace(model, fp.spec((batch, 3, *size)), name="net")
-    until = [each.name for each in PASSES].index("split_to_loss")
-    loss = rng.choice(("mse", "mean", "cross_entropy", "l1"))
-    settings = Settings(outputs=(), attach=partial(attach_loss, loss=loss), trains=True)
-    graph = run_passes(traced, settings, {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    graph = run_passes(traced, before_parts(rng.choice(("mse", "mean", "cross_entropy", "l1"))))
     return parse_graph(graph.as_text().replace("float32", "float64"))
 
 
@@ -153,10 +156,10 @@ def test_a_band_runs_back_before_the_next() -> None:
     """Four bands of an image: a quarter of the activations, and what their windows share."""
     graph = forward("conv_chain:size=320")
     steps = []
-    for each in (graph, split_bands(graph, 4)):
+    for each in (graph, SplitBands(4)(graph)):
         steps.append(max(live_bytes(in_turn(differentiate(each), set(each.nodes)))))
     assert steps[1] < 0.36 * steps[0]
-    assert "in 4 parts along axis 2 of what the loss adds up" in split_bands(graph, 4).notes[-1]
+    assert "in 4 parts along axis 2 of what the loss adds up" in SplitBands(4)(graph).notes[-1]
 
 
 def test_each_part_runs_back_before_the_next() -> None:
@@ -208,11 +211,12 @@ def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
 )
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
-        split_to_loss(forward(GPT), entries)
+        SplitToLoss(entries)(forward(GPT))
 
 
-def test_settings_tell_the_two_kinds_of_ranges_apart() -> None:
-    split = (("h.0", 2), ("h.1..loss", 4))
-    both = Settings(trains=True, split=split, fission=Fission.OFF)
-    assert (both.to_loss, both.segments) == ({"h.1..loss": 4}, {"h.0": 2})
-    assert Settings(split=split).segments == dict(split)
+def test_the_list_tells_the_two_kinds_of_ranges_apart() -> None:
+    split = {"h.0": 2, "h.1..loss": 4}
+    training = [each.step for each in passes_of_training(Options("mse", split=split, target="numpy"))]
+    assert SplitToLoss({"h.1..loss": 4}) in training and SplitSegments({"h.0": 2}) in training
+    inference = [each.step for each in passes_of_inference(Options(split=split, target="numpy"))]
+    assert SplitSegments(split) in inference

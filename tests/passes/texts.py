@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,11 @@ import numpy as np
 
 from foreplan import passes
 from foreplan.base.patterns import Selection
-from foreplan.frontend.losses import attach_loss
 from foreplan.graph import DType, Graph, Kind, Op, Value, as_dtype, parse_graph
 from foreplan.graph.op import Types
 from foreplan.lower.targets import target_named
-from foreplan.passes.join_maps import join_maps
 from foreplan.passes.optimizer import SGD
-from foreplan.passes.ranks import Ranks, Storage
-from foreplan.passes.split_samples import split_logits
-from foreplan.passes.stages import laid_out_by_weights, stage_forward
+from foreplan.passes.ranks import DifferentiateInParts, Ranks, Sharding, Storage
 from tests.ops.check import evaluate
 
 FOLDER = Path(__file__).parent
@@ -45,56 +41,40 @@ BECOMES = "becomes"
 IGNORED = -100  # as an index of a loss
 
 
-def _fusing(fuse: Callable[..., Graph]) -> Callable[..., Graph]:
-    """A pass that asks a target which ops it has kernels for; without a target all are there."""
-
-    def run(graph: Graph, target: str = "") -> Graph:
-        return fuse(graph, target_named(target).fuses if target else _accepts)
-
-    return run
-
-
 def _accepts(op: Op, inputs: Types, outputs: Types) -> bool:
+    """Any op in the place of others, as if a target had kernels for all."""
     assert list(op.infer(inputs)) == list(outputs), op
     return True
 
 
-# Settings that are no literals, from such.
-_SETTINGS: dict[str, Callable[[Any], Any]] = {
+# Options that are no literals, from such.
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "accepts": lambda target: target_named(target).fuses,
     "accumulation": lambda given: passes.Accumulation(),
-    "attach": lambda loss: partial(attach_loss, loss=loss),
     "consume": lambda rate: passes.updating(SGD(rate)),
     "dtype": as_dtype,
     "machine": target_named,
-    "ranks": lambda given: Ranks(**given),
+    "optimizer": lambda rate: SGD(rate),
+    "price": lambda nanoseconds: lambda node: nanoseconds,
+    "ranks": lambda given: Ranks(**given) if isinstance(given, dict) else given,
     "selection": lambda given: Selection(**given),
-    "split": lambda given: tuple(given.items()),
-    "stage": lambda given: lambda graph: stage_forward(laid_out_by_weights(graph, given[0]), given[1], 1),
+    "sharding": lambda given: Sharding(Ranks(**given), SGD(0.5), passes.updating(SGD(0.5))),
     "storage": lambda given: Storage(Ranks(**given)),
 }
+for _module in ("compiler.pipeline", "lower.loop"):  # which use every pass there is
+    import_module(f"foreplan.{_module}")
+PASSES = {name: kind for name, kind in passes.KNOWN.items() if kind.__module__.startswith("foreplan.")}
 
 
-def _with_settings(each: passes.Pass) -> Callable[..., Graph]:
-    """A pass as the list has it; its options are settings."""
-
-    def run(graph: Graph, **given: Any) -> Graph:
-        settings = {name: _SETTINGS.get(name, lambda same: same)(value) for name, value in given.items()}
-        return each.run(graph, passes.Settings(**settings))
-
-    return run
-
-
-# By name; passes of the list with options of their own, or a target, and one that is not in the list.
-PASSES: dict[str, Callable[..., Graph]] = {each.name: _with_settings(each) for each in passes.PASSES} | {
-    "chunk_losses": passes.chunk_losses,
-    "fuse_attention": passes.fuse_attention,
-    "fuse_conv_maps": _fusing(passes.fuse_conv_maps),
-    "fuse_matmul_maps": _fusing(passes.fuse_matmul_maps),
-    "fuse_norm_masks": _fusing(passes.fuse_norm_masks),
-    "group_updates": _fusing(passes.group_updates),
-    "join_maps": join_maps,
-    "split_logits": split_logits,
-}
+def made(name: str, **given: Any) -> passes.Pass:
+    """A pass by its name, with options that are literals."""
+    kind = PASSES[name]
+    if "accepts" in kind.__dataclass_fields__:
+        given.setdefault("accepts", _accepts)
+    options = {key: _OPTIONS[key](x) if key in _OPTIONS and not callable(x) else x for key, x in given.items()}
+    if kind is DifferentiateInParts:
+        options["step"] = passes.Differentiate(options["sharding"].reducing(options["sharding"].updating))
+    return kind(**options)
 
 
 @dataclass(frozen=True)
@@ -123,7 +103,8 @@ class Case:
         graph = parse_graph(self.before)
         call = ast.parse(f"f({self.options})", mode="eval").body
         assert isinstance(call, ast.Call)
-        return graph, PASSES[name](graph, **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+        given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return graph, made(name, **given)(graph)
 
 
 def cases_of(file: Path) -> list[Case]:
@@ -211,11 +192,11 @@ def _roundings(dtype: DType) -> float:
 def main(names: list[str]) -> None:
     """Write the graphs behind passes anew."""
     for file in files(*names):
-        made: list[Any] = []
+        found: list[Any] = []
         for case in cases_of(file):
             before, after = case.run(file.parent.name)
-            made.append(Case(case.title, case.options, case.before, "" if after is before else after.as_text()))
-        text = "\n".join(case.as_text() for case in made)
+            found.append(Case(case.title, case.options, case.before, "" if after is before else after.as_text()))
+        text = "\n".join(case.as_text() for case in found)
         if text != file.read_text():
             file.write_text(text)
             print(f"{file.relative_to(FOLDER)}: written anew; read what has changed")

@@ -11,8 +11,8 @@ from foreplan.graph.verify import verify_graph
 from foreplan.lower import chosen_target
 from foreplan.ops.collective import AllToAll, Finish, Shift
 from foreplan.ops.map import elementwise
-from foreplan.passes.decompose import decompose
-from foreplan.passes.ranks import overlap_exchanges
+from foreplan.passes.decompose import Decompose
+from foreplan.passes.ranks import OverlapExchanges
 from foreplan.passes.ranks.overlap import SOON
 from tests.profile import pick
 
@@ -35,7 +35,7 @@ def drawn(rng: Random) -> Graph:
 
 def in_line(graph: Graph) -> Graph:
     """The graph as `numpy` runs it."""
-    return overlap_exchanges(decompose(graph, chosen_target("numpy")))
+    return OverlapExchanges()(Decompose(chosen_target("numpy"))(graph))
 
 
 @pytest.mark.parametrize("seed", range(pick(20, 100, 1000)))
@@ -44,7 +44,7 @@ def test_drawn_graphs(seed: int) -> None:
     graph = drawn(Random(seed))
     found = in_line(graph)
     verify_graph(found)
-    before = decompose(graph, chosen_target("numpy"))
+    before = Decompose(chosen_target("numpy"))(graph)
     assert sorted(node.name for node in found.nodes) == sorted(node.name for node in before.nodes)
     place = {value: i for i, node in enumerate(found.nodes) for value in node.outputs}
     for node in found.nodes:

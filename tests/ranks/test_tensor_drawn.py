@@ -168,7 +168,7 @@ def test_all_products_are_in_parts(seed: int) -> None:
     seen = []
 
     def watch(ran: Any) -> None:
-        if ran.step.name == "fuse_attention":
+        if ran.entry.name == "fuse_attention":
             seen.append(regions_of(ran.graph, drawn.tensor))
 
     graphs_of_step(drawn.build(2), options, watch)

@@ -86,7 +86,7 @@ def test_a_step_equals_jax() -> None:
     graph, rate, limit = in_float64(perceptron(EACH)), 0.5, 0.1
     step = compiled(graph, fp.optim.SGD(rate, clip_norm=limit), accumulate=3)
     session = step.bind(seed=2)
-    forward = passes.training_form(passes.select_outputs(attach_loss(graph, fp.losses.cross_entropy), []))
+    forward = passes.training_form(passes.SelectOutputs([])(attach_loss(graph, fp.losses.cross_entropy)))
     constants = {}
     for value in forward.stored:
         constants[value.name] = np.empty(value.shape, value.dtype.numpy)

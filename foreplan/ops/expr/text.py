@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from foreplan.base.errors import ModelError
+from foreplan.base.syntax import expression
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr
@@ -29,7 +30,7 @@ def parse_expr(text: str) -> Expr:
         ModelError: the text is not an expression.
     """
     try:
-        return _from_ast(ast.parse(text, mode="eval").body, {})
+        return _from_ast(expression(text), {})
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModelError(f"{text!r} is not a scalar expression: {error}") from None
 

@@ -1,19 +1,21 @@
 """One step of several ranks: each has samples of its own, and all come to the same weights."""
 
 from foreplan.passes.ranks.homes import Phase, by_pass
-from foreplan.passes.ranks.loss import mean_of_all, share_of_mean
-from foreplan.passes.ranks.overlap import Beside, always, overlap_exchanges
-from foreplan.passes.ranks.returned import sum_gradients
+from foreplan.passes.ranks.loss import MeanOfAll, ShareOfMean
+from foreplan.passes.ranks.overlap import Beside, OverlapExchanges, always
+from foreplan.passes.ranks.returned import SumGradients
 from foreplan.passes.ranks.setting import ALONE, Ranks
-from foreplan.passes.ranks.sharding import Sharding
-from foreplan.passes.ranks.storage import WHOLE, Held, Storage
-from foreplan.passes.ranks.sync_norm import sync_batch_norm
+from foreplan.passes.ranks.sharding import DifferentiateInParts, Sharding
+from foreplan.passes.ranks.storage import WHOLE, Held, LayOutWeights, Storage
+from foreplan.passes.ranks.sync_norm import SyncBatchNorm
 from foreplan.passes.ranks.uses import Uses, uses_of_gradients
 
 __all__ = [
     "ALONE",
     "WHOLE",
     "Beside",
+    "DifferentiateInParts",
+    "LayOutWeights",
     "Held",
     "Phase",
     "Ranks",
@@ -22,10 +24,10 @@ __all__ = [
     "Uses",
     "always",
     "by_pass",
-    "mean_of_all",
-    "overlap_exchanges",
-    "share_of_mean",
-    "sum_gradients",
-    "sync_batch_norm",
+    "MeanOfAll",
+    "OverlapExchanges",
+    "ShareOfMean",
+    "SumGradients",
+    "SyncBatchNorm",
     "uses_of_gradients",
 ]

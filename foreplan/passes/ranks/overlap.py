@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.collective import Begin, Finish
+from foreplan.passes.base import Pass
 
 SOON = 1 << 15  # bytes: an exchange that sends no more takes about as long as its beginning, and is waited for at once
 
@@ -20,7 +21,8 @@ def always(exchange: Begin) -> bool:
     return True
 
 
-def overlap_exchanges(graph: Graph, beside: Beside = always) -> Graph:
+@dataclass(frozen=True)
+class OverlapExchanges(Pass, requires=("kernels",), ensures=("kernels",), optional=True):
     """The graph in which what waits for an exchange stands behind the beginning of the next one of its kind, with all
     that depends on it; of each kind two exchanges are then under way at a time, and the backward pass goes on beside
     them. Kinds do not wait for one another: to gather weights needs nothing that is computed, so that it begins at once
@@ -34,13 +36,20 @@ def overlap_exchanges(graph: Graph, beside: Beside = always) -> Graph:
     are, such as those of batch normalisation, on which all that follows depends. So do those that processors move,
     which compute nothing meanwhile: what is put off would take memory for no time.
 
-    Args:
+    Attributes:
         beside: tells which exchanges go on beside computing.
     """
-    if not any(isinstance(node.op, Finish) for node in graph.nodes):
-        return graph
-    nodes = tuple(_Line(graph, beside).run())
-    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+
+    beside: Beside = always
+
+    def _run(self, graph: Graph) -> Graph:
+        if not any(isinstance(node.op, Finish) for node in graph.nodes):
+            return graph
+        nodes = tuple(_Line(graph, self.beside).run())
+        return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+
+
+overlap_exchanges = OverlapExchanges()
 
 
 Kind = tuple[str, int, int]  # what is exchanged, and among which ranks

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.collective import AllGather, OwnPart, ReduceScatter
-from foreplan.passes.autodiff import Consume, Consumer, MakeUpdater
+from foreplan.passes.autodiff import (
+    Consume,
+    Consumer,
+    Differentiate,
+    MakeUpdater,
+    check_not_written,
+    differentiate,
+)
+from foreplan.passes.base import Pass
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
-from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, in_homes
+from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, by_pass, in_homes
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
 from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
@@ -81,6 +90,29 @@ class Sharding:
             return Phase(stays.since(number, bucket), forward)
 
         return in_homes(graph, self.buckets, when, now)
+
+
+@dataclass(frozen=True)
+class DifferentiateInParts(
+    Pass, requires=("forward", "loss", "training form", "no inner gradients"), ensures=("loss", "backward")
+):
+    """`differentiate`, where each rank holds a part of the training state.
+
+    Attributes:
+        sharding: what ranks hold; its buckets become those of this graph.
+        step: makes the step of what each rank holds.
+
+    Raises:
+        UnsupportedError: the forward pass writes a parameter.
+    """
+
+    sharding: Sharding
+    step: Differentiate
+
+    def _run(self, graph: Graph) -> Graph:
+        check_not_written(graph)
+        self.sharding.lay_out(graph, differentiate(graph).gradients)
+        return self.sharding.with_homes(self.step(graph), by_pass(set(graph.nodes)))
 
 
 class _Parts:

@@ -11,6 +11,7 @@ from foreplan.graph import Graph, GraphBuilder, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import Group
+from foreplan.passes.base import Pass
 from foreplan.passes.ranks.inference import gathering, in_parts
 from foreplan.passes.ranks.layout import Bucket, narrow_copies
 from foreplan.passes.ranks.setting import ALONE, Ranks
@@ -83,6 +84,23 @@ class Storage:
 
 
 WHOLE = Storage(ALONE)
+
+
+@dataclass(frozen=True)
+class LayOutWeights(Pass, requires=("forward",), ensures=("forward",)):
+    """The forward graph that reads weights where they are.
+
+    Attributes:
+        storage: what ranks hold of them.
+
+    Raises:
+        UsageError: the other step stores another model.
+    """
+
+    storage: Storage
+
+    def _run(self, graph: Graph) -> Graph:
+        return self.storage.laid_out(graph)
 
 
 def _tensors(value: Value) -> list[Value]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.norm.sync import BatchNormSync
+from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import rewrite
 
 
-def sync_batch_norm(graph: Graph, ranks: int) -> Graph:
+@dataclass(frozen=True)
+class SyncBatchNorm(Pass, requires=("forward", "training form"), ensures=("forward",)):
     """The graph whose batch normalisation takes the statistics of the batches of all ranks; what is frozen stays.
 
     Requires: training form. Ensures: the running statistics of all ranks are the same.
     """
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if not isinstance(node.op, BatchNormTrain):
-            return None
-        return b.node(BatchNormSync(node.op.epsilon, ranks), *inputs, name=node.name)
+    ranks: int
 
-    return rewrite(graph, replace)
+    def _run(self, graph: Graph) -> Graph:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not isinstance(node.op, BatchNormTrain):
+                return None
+            return b.node(BatchNormSync(node.op.epsilon, self.ranks), *inputs, name=node.name)
+
+        return rewrite(graph, replace)

@@ -1,9 +1,20 @@
 """A model cut into stages, which ranks run one behind the other: pipeline parallelism."""
 
 from foreplan.passes.stages.cuts import best_cuts
-from foreplan.passes.stages.inference import laid_out_by_weights, stage_forward
+from foreplan.passes.stages.inference import CutIntoStages, laid_out_by_weights, stage_forward
 from foreplan.passes.stages.layout import Layout, laid_out
 from foreplan.passes.stages.schedule import Unit, units_of
-from foreplan.passes.stages.stage import stage_step
+from foreplan.passes.stages.stage import StageStep, stage_step
 
-__all__ = ["Layout", "Unit", "best_cuts", "laid_out", "laid_out_by_weights", "stage_forward", "stage_step", "units_of"]
+__all__ = [
+    "CutIntoStages",
+    "Layout",
+    "StageStep",
+    "Unit",
+    "best_cuts",
+    "laid_out",
+    "laid_out_by_weights",
+    "stage_forward",
+    "stage_step",
+    "units_of",
+]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foreplan.base.errors import UsageError
 from foreplan.graph import Fill, Graph, GraphBuilder, Kind, Node, Value
 from foreplan.graph.ir import live_nodes
 from foreplan.ops.collective import Group
 from foreplan.ops.map import Map
+from foreplan.passes.base import Pass
 from foreplan.passes.stages.layout import Layout
 from foreplan.passes.stages.wire import Wire
 
@@ -125,3 +126,24 @@ def stage_forward(layout: Layout, stage: int, ranks: int) -> Graph:
     sent = wire.ends[-1]
     kept = b.store("sent", sent.type, Kind.ACCUMULATOR, Fill(0))
     return b.finish({}, {kept: sent})
+
+
+@dataclass(frozen=True)
+class CutIntoStages(Pass, requires=("forward",), ensures=("forward",)):
+    """The forward pass of one stage, where stages hold the weights of a step that trains.
+
+    Attributes:
+        held: by stage, the names of what it stores.
+        stage: which one this is, from 0 on.
+        ranks: how many each stage has.
+
+    Raises:
+        UsageError: no stage has what a node reads together; names the node.
+    """
+
+    held: Sequence[Collection[str]]
+    stage: int
+    ranks: int
+
+    def _run(self, graph: Graph) -> Graph:
+        return stage_forward(laid_out_by_weights(graph, self.held), self.stage, self.ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from foreplan.ops.collective import Begin, Finish, Group
 from foreplan.ops.map import elementwise
 from foreplan.ops.pullback import Pullback
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis
-from foreplan.passes.autodiff import Consumer, pull_back
+from foreplan.passes.autodiff import Consumer, check_not_written, pull_back
+from foreplan.passes.base import Pass
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.ranks import ALONE, Phase, Ranks, uses_of_gradients
-from foreplan.passes.stages.layout import Layout
+from foreplan.passes.stages.layout import Layout, Price, laid_out
 from foreplan.passes.stages.schedule import Unit, units_of
 from foreplan.passes.stages.updates import StageUpdater
 from foreplan.passes.stages.wire import Begun, Wire
@@ -47,6 +49,37 @@ def stage_step(
         UnsupportedError: an op on the way has no derivative; names the node.
     """
     return _Stage(layout, stage, micro_batches, optimizer, scaled, ranks).run()
+
+
+@dataclass(frozen=True)
+class StageStep(Pass, requires=("forward", "loss", "training form"), ensures=("loss", "backward")):
+    """The training step of one stage, in the place of `differentiate`.
+
+    Attributes:
+        stages: how many there are.
+        stage: which one this is, from 0 on.
+        micro_batches: 1 or more.
+        price: nanoseconds of a node, by which stages are cut.
+        scaled: whether gradients are too large by a scale.
+        ranks: those of one stage.
+
+    Raises:
+        UsageError: the model has fewer operations than stages.
+        UnsupportedError: an op on the way has no derivative, or the forward pass writes a parameter.
+    """
+
+    stages: int
+    stage: int
+    micro_batches: int
+    optimizer: Optimizer
+    price: Price
+    scaled: bool = False
+    ranks: Ranks = ALONE
+
+    def _run(self, graph: Graph) -> Graph:
+        check_not_written(graph)
+        layout = laid_out(graph, self.stages, self.price)
+        return stage_step(layout, self.stage, self.micro_batches, self.optimizer, self.scaled, self.ranks)
 
 
 class _MicroBatch:

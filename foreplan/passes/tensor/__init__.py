@@ -3,6 +3,6 @@ these products.
 """
 
 from foreplan.passes.tensor.gather_again import gather_again
-from foreplan.passes.tensor.split_products import split_products
+from foreplan.passes.tensor.split_products import SplitProducts
 
-__all__ = ["gather_again", "split_products"]
+__all__ = ["gather_again", "SplitProducts"]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
 from foreplan.ops.collective import AllGather, Finish
 from foreplan.ops.shape import Reshape, Transpose
+from foreplan.passes.base import Pass
 
 
-def gather_again(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class GatherAgain(Pass, requires=("backward",), ensures=("backward",), optional=True):
     """The step in which what an `all_gather` with `again` gives is read by the forward pass alone. Backward reads what
     another gather brings, before its first reader, so that in between each rank keeps its own part. What is gathered
     last stays, since backward begins with it.
     """
-    gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
-    return _Again(graph, gathers).run() if gathers else graph
+
+    def _run(self, graph: Graph) -> Graph:
+        gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
+        return _Again(graph, gathers).run() if gathers else graph
+
+
+gather_again = GatherAgain()
 
 
 class _Again:

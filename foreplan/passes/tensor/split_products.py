@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.map import elementwise
 from foreplan.ops.random import Random
+from foreplan.passes.base import Pass
 from foreplan.passes.tensor.notes import note
 from foreplan.passes.tensor.pieces import Total, gathered, own_part
 from foreplan.passes.tensor.regions import ANYHOW, Found, Region, regions_of
@@ -22,7 +23,8 @@ from foreplan.passes.tensor.tokens import Tokens, tokens_of
 _SEEDS = 0xD1B54A32D192ED03  # between the seeds of a group's ranks, odd; other than between those of groups
 
 
-def split_products(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = ANYHOW) -> Graph:
+@dataclass(frozen=True)
+class SplitProducts(Pass, requires=("forward", "plain ops"), ensures=("forward",)):
     """The forward graph of one rank of a group that computes together.
 
     Each keeps a part of the weights that regions (see `regions_of`) read, and computes with it. What lies between
@@ -30,20 +32,25 @@ def split_products(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = 
     group. The derivatives of sums and of gathers bring together cotangents, so that nothing else is exchanged. Without
     a loss, what is needed whole behind the last product, such as logits that are returned, is gathered.
 
-    Args:
+    Attributes:
         lies: how weights are cut already, by name; what it does not name may be cut as products want it.
 
     Raises:
         UsageError: nothing can be computed in parts; says why.
     """
-    found = regions_of(graph, ranks, lies)
-    if not found.regions and lies:
-        return graph
-    if not found.regions:
-        name, why = next(iter(found.whole.items()), ("", "there is no product with a weight"))
-        where = f": {name!r} stays whole, since {why}" if name else f": {why}"
-        raise UsageError(f"tensor={ranks}: nothing of {graph.name!r} can be computed in parts{where}")
-    return _Rewrite(graph, ranks, found, tokens_of(graph, found.regions, ranks)).run()
+
+    ranks: int
+    lies: Mapping[str, Shard | None] = field(default_factory=lambda: ANYHOW)
+
+    def _run(self, graph: Graph) -> Graph:
+        found = regions_of(graph, self.ranks, self.lies)
+        if not found.regions and self.lies:
+            return graph
+        if not found.regions:
+            name, why = next(iter(found.whole.items()), ("", "there is no product with a weight"))
+            where = f": {name!r} stays whole, since {why}" if name else f": {why}"
+            raise UsageError(f"tensor={self.ranks}: nothing of {graph.name!r} can be computed in parts{where}")
+        return _Rewrite(graph, self.ranks, found, tokens_of(graph, found.regions, self.ranks)).run()
 
 
 class _Rewrite:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+from foreplan.base.syntax import expression
+
 if TYPE_CHECKING:
     import onnx
 
@@ -174,7 +176,7 @@ def _last(name: str) -> str:
 def _module_of(scopes: str) -> str:
     """The path of the module that a call stands in: of `['', 'a', 'a.b', 'linear']`, the last but one."""
     try:
-        path = ast.literal_eval(scopes) if scopes else []
+        path = ast.literal_eval(expression(scopes)) if scopes else []
     except (SyntaxError, ValueError):
         return ""
     return str(path[-2]) if isinstance(path, list) and len(path) > 1 else ""

@@ -1,0 +1,236 @@
+"""The list of passes of a step: from its options, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from foreplan.graph import Graph
+from foreplan.graph.types import FLOAT32
+from foreplan.lower import chosen_target, engine_info
+from foreplan.lower.node_times import NodeTimes
+from foreplan.options import Options
+from foreplan.options.ranks import forward_stage_of, ranks_of, storage_of
+from foreplan.passes.autodiff import Differentiate
+from foreplan.passes.base import Pass
+from foreplan.passes.choose_trained import ChooseTrained, FreezeStatistics
+from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.expand_gradients import expand_gradients
+from foreplan.passes.fold_transposes import fold_transposes
+from foreplan.passes.fuse_attention import fuse_attention
+from foreplan.passes.hoist_sums import hoist_sums
+from foreplan.passes.loops import trim_loops, write_out_loops
+from foreplan.passes.loss_scale import is_scaled
+from foreplan.passes.master_weights import master_weights
+from foreplan.passes.micro_batches import Accumulation, MeanLoss
+from foreplan.passes.pipeline import PLAIN, SIMPLIFY, Entries, Entry, Stage
+from foreplan.passes.precision import PRECISIONS, WithPrecision
+from foreplan.passes.quantised_weights import quantised_weights
+from foreplan.passes.ranks import (
+    DifferentiateInParts,
+    LayOutWeights,
+    MeanOfAll,
+    ShareOfMean,
+    SumGradients,
+    SyncBatchNorm,
+    Uses,
+)
+from foreplan.passes.select import SelectOutputs
+from foreplan.passes.split import SplitSegments
+from foreplan.passes.split_channels import split_channels, split_pieces
+from foreplan.passes.split_concats import split_concats
+from foreplan.passes.split_samples import SplitBands, SplitToLoss, is_to_loss, split_few, split_logits, split_samples
+from foreplan.passes.stages import StageStep
+from foreplan.passes.tensor import SplitProducts, gather_again
+from foreplan.passes.training import TrainingForm, without_marks
+
+_F, _M, _T = Stage.FORWARD, Stage.MEMORY, Stage.TRAINING
+
+
+class Fission(StrEnum):
+    """What of a training step runs in parts without being named."""
+
+    OFF = "off"  # nothing
+    CHANNELS = "channels"  # dominant activations between convolutions (`split_channels`)
+    PIECES = "pieces"  # all large activations between convolutions (`split_pieces`)
+    FEW = "few"  # layers up to the loss, and back from it (`split_few`)
+    SAMPLES = "samples"  # the same, in as many parts as help (`split_samples`)
+    ROWS = "rows"  # these, and large logits (`split_logits`)
+    BANDS = "bands"  # rows of images up to the loss, and back from it (`split_bands`)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What of a training step runs in parts that no option names.
+
+    Attributes:
+        fission: which parts.
+        bands: in how many, if it is bands of images.
+    """
+
+    fission: Fission = Fission.OFF
+    bands: int = 0
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether each part runs forward and back before the next one."""
+        return self.fission in (Fission.FEW, Fission.SAMPLES, Fission.ROWS, Fission.BANDS)
+
+
+@dataclass(frozen=True)
+class AttachLoss(Pass, requires=("forward",), ensures=("forward", "loss")):
+    """The model with a loss.
+
+    Attributes:
+        loss: as `compile` takes it.
+    """
+
+    loss: Any
+
+    def _run(self, graph: Graph) -> Graph:
+        from foreplan.frontend.losses import attach_loss
+
+        return attach_loss(graph, self.loss)
+
+
+def passes_of_inference(options: Options) -> Entries:
+    """The list of a forward pass, up to the target's stage.
+
+    Raises:
+        UsageError: options mean nothing for inference.
+    """
+    return _changed(options, _of_inference(options))
+
+
+def passes_of_training(
+    options: Options, form: Form | None = None, uses: Uses | None = None, accumulation: Accumulation | None = None
+) -> Entries:
+    """The list of a training step, up to the target's stage.
+
+    Args:
+        form: what runs in parts; None: nothing.
+        uses: what becomes of gradients; None: the step returns them.
+        accumulation: of micro-batches, for one of which the graph runs.
+    """
+    return _changed(options, _of_training(options, form or Form(), uses, accumulation))
+
+
+def _changed(options: Options, entries: Iterator[Entry]) -> Entries:
+    found = tuple(entries)
+    return found if options.passes is None else tuple(options.passes(found))
+
+
+def _listed(stage: Stage, *steps: Pass) -> Iterator[Entry]:
+    return (Entry(stage, each) for each in steps)
+
+
+def _of_inference(options: Options) -> Iterator[Entry]:
+    storage, dtype = storage_of(options), PRECISIONS[options.precision]
+    if options.selection:
+        yield Entry(_F, ChooseTrained(options.selection))
+    if options.outputs is not None:
+        yield Entry(_F, SelectOutputs(tuple(options.outputs)))
+    if not has_loops(options) or dtype != FLOAT32:
+        yield Entry(_F, write_out_loops)
+    yield from _listed(_F, *PLAIN)
+    yield Entry(_M, fuse_attention)
+    if storage.ranks.tensor > 1:
+        yield Entry(_M, SplitProducts(storage.ranks.tensor, storage.lies))
+    yield Entry(_M, split_concats)
+    if options.parts:
+        yield Entry(_M, SplitSegments(dict(options.parts)))
+    yield from _listed(_M, *SIMPLIFY)
+    if dtype != FLOAT32:
+        yield Entry(_M, WithPrecision(dtype))
+    if (stage := forward_stage_of(options)) is not None:
+        yield Entry(_M, stage)
+    yield Entry(_M, LayOutWeights(storage))
+    if dtype != FLOAT32:
+        yield from _listed(_T, *SIMPLIFY)
+
+
+def _of_training(options: Options, form: Form, uses: Uses | None, accumulation: Accumulation | None) -> Iterator[Entry]:
+    ranks, dtype = ranks_of(options), PRECISIONS[options.precision]
+    synced = options.batch_norm == "sync" and ranks.count > 1
+    to_loss = {entry: count for entry, count in options.parts if is_to_loss(entry)}
+    segments = {entry: count for entry, count in options.parts if entry not in to_loss}
+    if options.selection:
+        yield Entry(_F, ChooseTrained(options.selection))
+    yield Entry(_F, quantised_weights)
+    if not options.narrow_weights:
+        yield Entry(_F, master_weights)
+    if options.loss is not None:
+        yield Entry(_F, AttachLoss(options.loss))
+    yield Entry(_F, SelectOutputs(tuple(options.outputs or ())))
+    yield Entry(_F, FreezeStatistics(everywhere=options.batch_norm == "frozen"))
+    if not has_loops(options) or dtype != FLOAT32:
+        yield Entry(_F, write_out_loops)
+    yield Entry(_F, TrainingForm(ranks.count if synced else 1))
+    if synced:
+        yield Entry(_F, SyncBatchNorm(ranks.count))
+    yield from _listed(_F, expand_gradients, fold_transposes, *SIMPLIFY)
+
+    yield Entry(_M, fuse_attention)
+    if ranks.tensor > 1:
+        yield Entry(_M, SplitProducts(ranks.tensor))
+    if to_loss:
+        yield Entry(_M, SplitToLoss(to_loss))
+    if form.fission is Fission.FEW:
+        yield Entry(_M, split_few)
+    if form.fission in (Fission.SAMPLES, Fission.ROWS):
+        yield Entry(_M, split_samples)
+    if form.fission is Fission.BANDS:
+        yield Entry(_M, SplitBands(form.bands))
+    if form.fission is Fission.ROWS:
+        yield Entry(_M, split_logits)
+    if not is_scaled(dtype):  # in chunks gradients would be rounded without their scale
+        yield Entry(_M, chunk_losses)
+    yield Entry(_M, split_concats)
+    if segments:
+        yield Entry(_M, SplitSegments(segments))
+    if form.fission is Fission.CHANNELS:
+        yield Entry(_M, split_channels)
+    if form.fission is Fission.PIECES:
+        yield Entry(_M, split_pieces)
+    if dtype != FLOAT32:
+        yield Entry(_M, WithPrecision(dtype))
+    if ranks.count > 1:
+        yield Entry(_M, ShareOfMean(ranks.count))
+
+    yield Entry(_T, _backward(options, bool(to_loss) or form.in_turn, uses, accumulation))
+    if ranks.tensor > 1:
+        yield Entry(_T, gather_again)
+    if ranks.count > 1:
+        yield Entry(_T, SumGradients(ranks))
+    yield from _listed(_T, without_marks, hoist_sums, trim_loops)
+    if accumulation is not None:
+        yield Entry(_T, MeanLoss(accumulation))
+    if ranks.count > 1:
+        yield Entry(_T, MeanOfAll(ranks.count))
+    yield from _listed(_T, *SIMPLIFY)
+
+
+def _backward(options: Options, in_turn: bool, uses: Uses | None, accumulation: Accumulation | None) -> Pass:
+    """What adds the backward pass, and what uses its gradients."""
+    scaled, ranks = is_scaled(PRECISIONS[options.precision]), ranks_of(options)
+    if options.stages > 1:
+        assert options.optimizer is not None
+        micro_batches = int(options.accumulate)
+        return StageStep(
+            options.stages, options.stage, micro_batches, options.optimizer, prices_of(options), scaled, ranks
+        )
+    consume = None if uses is None else uses.of_step if accumulation is None else uses.of_micro_batch
+    step = Differentiate(consume, scaled, tuple(options.gradients), in_turn)
+    return step if uses is None or uses.sharding is None else DifferentiateInParts(uses.sharding, step)
+
+
+def prices_of(options: Options) -> NodeTimes:
+    """What nodes take, by which stages are cut."""
+    return NodeTimes(chosen_target(options.target, tune=options.tune, accuracy=options.accuracy), options.links)
+
+
+def has_loops(options: Options) -> bool:
+    """Whether the engine runs loops; what is no target is told where it is lowered."""
+    return engine_info(str(getattr(options.target, "name", options.target))).loops
