@@ -35,6 +35,8 @@ def some_names(name: str, value: Any) -> Any:
 
 def passes(name: str, value: Any) -> Any:
     """What changes a list of passes, or None."""
+    if value is None:
+        return None
     from foreplan.passes.pipeline import check_change
 
     return check_change(name, value)
