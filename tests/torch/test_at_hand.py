@@ -317,9 +317,25 @@ def test_an_op_without_a_description_is_named() -> None:
 
 
 def test_what_no_device_without_kernels_can_run_is_named() -> None:
-    module = Called(lambda parts, x: parts[0](x)[0], nn.GRU(4, 4))
+    module = Called(lambda parts, x: parts[0](x) * torch.binomial(x, x), nn.Linear(4, 4))
     with pytest.raises(UnsupportedError, match="on a card that is not here; target='cpu'"):
-        fp.eager_memory(module, torch.zeros(2, 3, 4), loss="mean", target="cuda")
+        fp.eager_memory(module, torch.zeros(2, 4), loss="mean", target="cuda")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_of_a_gru_on_a_card(bias: bool) -> None:
+    """For each step, in tensors as large as its state: the input; five that RNN.cu of PyTorch keeps for backward; the
+    state; and both kinds of gates, which derivatives.yaml keeps for a second derivative.
+    """
+    steps, batch, width = 5, 8, 64
+    module = Called(lambda parts, x: parts[0](x)[0], nn.GRU(width, width, bias=bias))
+    short, long = (
+        fp.eager_memory(module, torch.zeros(n, batch, width), loss="mean", target="cuda:h100").phases
+        for n in (steps, 2 * steps)
+    )
+    state = 4 * batch * width
+    grown = next(b.live - a.live for a, b in zip(short, long) if "forward" in a.name)
+    assert grown == steps * (1 + 5 + 1 + 3 + 3) * state
 
 
 def test_the_page_that_shows_it() -> None:

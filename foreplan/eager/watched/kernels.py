@@ -22,12 +22,29 @@ _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 def ops_of_cards() -> torch.library.Library:
     """RMS norm, and derivatives of SiLU and mish, as the one op that cards have for each, for the device in PyTorch's
     place for further ones; once in a process, as long as it lasts. Without a kernel there, PyTorch runs them in parts.
+    And cells of a GRU, of which PyTorch does not say what they give.
     """
     library = torch.library.Library("aten", "IMPL")
     library.impl("_fused_rms_norm", _rms_norm, "PrivateUse1")
     for name in ("silu_backward", "mish_backward"):
         library.impl(name, lambda grad, x: torch.empty_like(grad), "PrivateUse1")
+    library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
+    library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
     return library
+
+
+def _gru_cell(gates: torch.Tensor, hidden_gates: torch.Tensor, hidden: torch.Tensor, *bias: Any) -> Any:
+    """The next state, and five tensors of its size that backward reads: PyTorch's kernel is described nowhere else
+    (aten/src/ATen/native/cuda/RNN.cu, `GRU_WORKSPACE_MULTIPLIER`).
+    """
+    return torch.empty_like(hidden), hidden.new_empty((hidden.shape[0], 5 * hidden.shape[1]))
+
+
+def _gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+    """Gradients of both kinds of gates, of the state, and of both biases."""
+    gates = (grad.shape[0], 3 * grad.shape[1])
+    bias = [grad.new_empty(gates[1:]) if has_bias else None for _ in range(2)]
+    return grad.new_empty(gates), grad.new_empty(gates), torch.empty_like(grad), *bias
 
 
 def _rms_norm(x: torch.Tensor, shape: Any, weight: Any, epsilon: Any) -> tuple[torch.Tensor, torch.Tensor]:
