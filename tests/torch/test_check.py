@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
-from foreplan import modules  # noqa: E402
+from foreplan.compiler import modules  # noqa: E402
 from foreplan.frontend.torch import table  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
