@@ -9,13 +9,17 @@ import pytest
 
 import foreplan as fp
 from foreplan.base.errors import ForeplanError, UsageError
-from foreplan.compiler.pipeline import passes_of_inference, passes_of_training
-from foreplan.compiler.step_graphs import step_graphs
+from foreplan.compiler.pipeline import Fission, Form, passes_of_inference, passes_of_training
+from foreplan.compiler.step_graphs import step_graphs, uses_of
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.options import Options
-from foreplan.passes import Entry, Pass, Ran, Stage, before, run_passes, without
-from foreplan.passes.pipeline import of_stages
+from foreplan.passes import Differentiate, Entry, Pass, Ran, SelectOutputs, Stage, before, run_passes, without
+from foreplan.passes.choose_trained import FreezeStatistics
+from foreplan.passes.pipeline import Entries, of_stages
+from foreplan.passes.ranks import DifferentiateInParts, SyncBatchNorm, Uses
+from foreplan.passes.split_samples import SplitBands
+from foreplan.passes.training import TrainingForm
 from tests.ops.check import evaluate
 from tests.passes.texts import PASSES
 
@@ -67,12 +71,89 @@ def test_what_is_left_out_by_mistake_is_named() -> None:
         without("differentiate")
 
 
-def test_what_no_option_asks_for_is_not_in_the_list() -> None:
-    plain = {each.name for each in passes_of_inference(Options(target="numpy"))}
-    assert not plain & {"choose_trained", "select_outputs", "split_segments", "split_products", "cut_into_stages"}
-    assert {"attach_loss", "choose_trained"} & {each.name for each in TRAINING} == {"attach_loss"}
-    asked = Options(outputs=["y"], split={"a": 2}, freeze=["a"], target="numpy")
-    assert {"choose_trained", "select_outputs", "split_segments"} <= {each.name for each in passes_of_inference(asked)}
+# Options of a training step, with the passes that they add, and those that they take away.
+SGD = fp.optim.SGD(0.1)
+ASKED: dict[str, tuple[dict[str, object], set[str], set[str]]] = {
+    "weights": ({"freeze": ["a"]}, {"choose_trained"}, set()),
+    "narrow weights": ({"narrow_weights": True}, set(), {"master_weights"}),
+    "no loss": ({"loss": None}, set(), {"attach_loss"}),
+    "bf16": ({"precision": "bf16"}, {"with_precision", "write_out_loops"}, set()),
+    "fp16": ({"precision": "fp16"}, {"with_precision", "write_out_loops"}, {"chunk_losses"}),
+    "a target without loops": ({"target": "cuda:h100"}, {"write_out_loops"}, set()),
+    "ranks": ({"ranks": 2}, {"share_of_mean", "sum_gradients", "mean_of_all"}, set()),
+    "statistics of one rank": ({"batch_norm": "sync"}, set(), set()),
+    "statistics of all": (
+        {"batch_norm": "sync", "ranks": 2},
+        {"share_of_mean", "sum_gradients", "mean_of_all", "sync_batch_norm"},
+        set(),
+    ),
+    "products": (
+        {"ranks": 2, "tensor": 2},
+        {"share_of_mean", "sum_gradients", "mean_of_all", "split_products", "gather_again"},
+        set(),
+    ),
+    "stages": ({"ranks": 2, "stages": 2, "optimizer": SGD}, {"stage_step"}, {"differentiate"}),
+    "a segment": ({"split": {"a": 2}}, {"split_segments"}, set()),
+    "up to the loss": ({"split": {"a..loss": 2}}, {"split_to_loss"}, set()),
+}
+PARTS = {
+    Fission.OFF: set(),
+    Fission.CHANNELS: {"split_channels"},
+    Fission.PIECES: {"split_pieces"},
+    Fission.FEW: {"split_few"},
+    Fission.SAMPLES: {"split_samples"},
+    Fission.ROWS: {"split_samples", "split_logits"},
+    Fission.BANDS: {"split_bands"},
+}
+
+
+def names_of(entries: Entries) -> set[str]:
+    return {each.name for each in entries}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_an_option_adds_to_the_list(case: str) -> None:
+    given, more, less = ASKED[case]
+    plain = names_of(TRAINING)
+    asked = names_of(passes_of_training(Options(**{"loss": "cross_entropy", "target": "numpy", **given})))  # type: ignore[arg-type]
+    assert (asked - plain, plain - asked) == (more, less)
+
+
+def test_the_options_of_passes() -> None:
+    def steps(form: Form | None = None, uses: Uses | None = None, **given: object) -> list[Pass]:
+        options = Options(**{"loss": "mse", "target": "numpy", **given})  # type: ignore[arg-type]
+        return [each.step for each in passes_of_training(options, form, uses)]
+
+    assert FreezeStatistics(False) in steps() and TrainingForm(1) in steps()
+    assert SelectOutputs(("y",)) in steps(outputs=["y"])
+    assert FreezeStatistics(True) in steps(batch_norm="frozen") and SelectOutputs(()) in steps()
+    synced = steps(batch_norm="sync", ranks=2)
+    assert SyncBatchNorm(2) in synced and TrainingForm(2) in synced
+    (step,) = (each for each in steps(gradients=["x"], precision="fp16") if isinstance(each, Differentiate))
+    assert (step.inputs, step.scaled, step.in_turn) == (("x",), True, False)
+    parts = (Form(Fission.BANDS, 3), Form(Fission.ROWS), Form(Fission.CHANNELS), None)
+    turns = [each.in_turn for form in parts for each in steps(form) if isinstance(each, Differentiate)]
+    assert turns == [True, True, False, False] and SplitBands(3) in steps(parts[0])
+    asked = Options(optimizer=SGD, ranks=2, shard="state")
+    (whole,) = (each for each in steps(uses=uses_of(asked), ranks=2) if isinstance(each, DifferentiateInParts))
+    assert whole.sharding.ranks.shard == "state"
+
+
+@pytest.mark.parametrize("fission", Fission)
+def test_what_runs_in_parts(fission: Fission) -> None:
+    options = Options("cross_entropy", target="numpy")
+    assert names_of(passes_of_training(options, Form(fission, 2))) - names_of(TRAINING) == PARTS[fission]
+
+
+def test_the_list_of_inference() -> None:
+    plain = names_of(passes_of_inference(Options(target="numpy")))
+    assert not plain & {"choose_trained", "select_outputs", "split_segments", "split_products", "differentiate"}
+    given = {"outputs": ["y"], "split": {"a": 2}, "freeze": ["a"], "precision": "bf16", "ranks": 2, "tensor": 2}
+    asked = names_of(passes_of_inference(Options(**given, target="numpy")))  # type: ignore[arg-type]
+    more = {"choose_trained", "select_outputs", "split_segments", "with_precision", "write_out_loops", "split_products"}
+    assert (asked - plain, plain - asked) == (more, set())
+    last = [each.stage for each in passes_of_inference(Options(precision="bf16", target="numpy"))][-1]
+    assert last is Stage.TRAINING, "narrow values are simplified once more"
 
 
 def test_a_pass_stands_before_another_one_where_that_is_first() -> None:
