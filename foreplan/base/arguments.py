@@ -112,9 +112,11 @@ def names_in(what: str, names: Any) -> list[str]:
     if isinstance(names, str):
         raise UsageError(f"{what} takes a list of names: {what}=[{names!r}]")
     try:
-        listed = list(names)
+        listed = None if isinstance(names, Mapping) else list(names)
     except TypeError:
-        raise UsageError(f"{what} takes a list of names, and was given {shown(names)}") from None
+        listed = None
+    if listed is None:
+        raise UsageError(f"{what} takes a list of names, and was given {shown(names)}")
     for name in listed:
         if not isinstance(name, str):
             raise UsageError(f"{what} takes a list of names, and one of them is {shown(name)}")

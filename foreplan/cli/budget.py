@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 from foreplan.base.errors import UsageError
 from foreplan.base.units import format_bytes
 from foreplan.cli.compiling import compile_model, without_recomputation
-from foreplan.cli.options import echo, given, json_option, model_options, print_json, settings_from, working
+from foreplan.cli.flags import command, given, json_option, model_options, settings_from
+from foreplan.cli.options import echo, print_json, working
 
 BAR = 40  # characters of the longest bar
 
 
-@click.command(short_help="Show what less memory costs.")
+@command(short_help="Show what less memory costs.")
 @model_options
 @json_option
 def pareto(model: str, as_json: bool, **options: Any) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import click
 
-from foreplan.cli.compiling import open_compiled
-from foreplan.cli.options import echo, is_plan_file, json_option, plan_file_options, print_json
-from foreplan.options import Options
+from foreplan.cli.compiling import open_compiled, without_plan_file
+from foreplan.cli.flags import command, config_option, json_option, plan_file_options, settings_from
+from foreplan.cli.options import echo, is_plan_file, print_json
 
 
-@click.command(short_help="Lay a snapshot of PyTorch's memory beside a plan.")
+@command(short_help="Lay a snapshot of PyTorch's memory beside a plan.")
 @click.argument("snapshot", metavar="SNAPSHOT.pickle")
 @click.argument("plan")
+@config_option
 @plan_file_options
 @json_option
-def compare(snapshot: str, plan: str, trust_code: bool, weights_folder: str | None, as_json: bool) -> None:
+def compare(snapshot: str, plan: str, as_json: bool, **options: Any) -> None:
     """Lay a snapshot of PyTorch's memory beside a plan: peak, what is alive there, allocations, fragmentation.
 
     The snapshot is what `torch.cuda.memory._dump_snapshot` writes. It is read as plain data; nothing in it runs. The
@@ -26,14 +27,13 @@ def compare(snapshot: str, plan: str, trust_code: bool, weights_folder: str | No
     Example:
       foreplan compare snapshot.pickle resnet50:batch=32
     """
-    from foreplan.cli.options import Settings
     from foreplan.views.compare import Comparison
     from foreplan.views.read_snapshot import read_snapshot
 
     recorded = read_snapshot(snapshot)
-    settings = Settings(step=Options())
-    if is_plan_file(plan):
-        settings = replace(settings, trust_code=trust_code, weights_folder=weights_folder)
+    settings = settings_from(options)
+    if not is_plan_file(plan):
+        settings = without_plan_file(settings)
     found = Comparison(recorded, open_compiled(plan, settings).memory)
     if as_json:
         print_json(found.as_json())

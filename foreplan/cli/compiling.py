@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foreplan.base.errors import UsageError
+from foreplan.cli.flags import DECIDED, flag_of, given
 from foreplan.cli.model import model_with_options
-from foreplan.cli.options import DECIDED, given, is_plan_file, working
+from foreplan.cli.options import is_plan_file, working
 from foreplan.options import Options
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
     from foreplan.graph import Graph
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 def without_recomputation(settings: Settings) -> Settings:
     """The settings without recomputation, which a curve adds."""
     return replace(settings, step=replace(settings.step, remat="off"))
+
+
+def without_plan_file(settings: Settings) -> Settings:
+    """The settings for a model beside which a plan file may be given."""
+    return replace(settings, trust_code=False, weights_folder=None)
 
 
 def at_batch(settings: Settings, batch: int) -> Settings:
@@ -72,7 +78,7 @@ def open_compiled(text: str, settings: Settings) -> Compiled:
         from foreplan.compiler.compiled import load_plan
 
         if written := given(*DECIDED):
-            option = f"--{written[0].replace('_', '-')}"
+            option = flag_of(written[0])
             raise UsageError(f"{text!r} is a plan, which has decided on {option} already: give the model instead")
         return load_plan(text, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
     return compile_model(text, settings)

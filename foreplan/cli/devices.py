@@ -12,7 +12,8 @@ import click
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.base.files import check_writable, write_atomically
 from foreplan.base.units import format_bytes, format_count
-from foreplan.cli.options import echo, json_option, print_json, say, working
+from foreplan.cli.flags import command, json_option, out_option
+from foreplan.cli.options import echo, print_json, say, working
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from foreplan.runtime.cuda.device import Device
 
 
-@click.command(short_help="List the cards that plans can be made for.")
+@command(short_help="List the cards that plans can be made for.")
 @click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
-@click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
+@out_option("FILE.toml", "Where to write it; standard output by default.")
 @click.option("--calibrate", is_flag=True, help="Measure what processes hold besides their arenas, and links of ranks.")
 @json_option
 def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> None:

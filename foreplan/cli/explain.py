@@ -6,27 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from foreplan.base.units import listed
 from foreplan.cli.compiling import at_batch, open_compiled
+from foreplan.cli.flags import command, json_option, model_options, settings_from
 from foreplan.cli.model import model_with_options
-from foreplan.cli.options import (
-    echo,
-    is_plan_file,
-    json_option,
-    model_options,
-    print_json,
-    settings_from,
-    working,
-)
+from foreplan.cli.options import echo, is_plan_file, print_json, working
 
 if TYPE_CHECKING:
     from foreplan.graph import Graph
     from foreplan.lower.fallbacks import Fallback
 
 
-@click.command(short_help="Say why a step needs its memory, and what would change that.")
+@command(short_help="Say why a step needs its memory, and what would change that.")
 @model_options
 @json_option
 def explain(model: str, as_json: bool, **options: Any) -> None:

@@ -11,28 +11,20 @@ import click
 from foreplan.base.errors import UsageError
 from foreplan.base.files import check_writable
 from foreplan.base.units import format_bytes
+from foreplan.cli.flags import command, json_option, model_options, out_option, settings_from
 from foreplan.cli.model import model_with_options
-from foreplan.cli.options import (
-    echo,
-    is_plan_file,
-    json_option,
-    model_options,
-    print_json,
-    seed_option,
-    settings_from,
-    working,
-)
+from foreplan.cli.options import echo, is_plan_file, print_json, seed_option, working
 from foreplan.cli.weights import load_weights, weights_options
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
 
 
-@click.command(short_help="Write a model with its weights, or its training step, as an ONNX file.")
+@command(short_help="Write a model with its weights, or its training step, as an ONNX file.")
 @model_options
 @weights_options
-@click.option("-o", "--out", "path", required=True, metavar="OUT.onnx", help="Where to write it.")
+@out_option("OUT.onnx", "Where to write it.", required=True)
 @click.option("--graph", is_flag=True, help="foreplan's own graph of the model, instead of an ONNX file as it was.")
 @click.option("--step", is_flag=True, help="The whole training step: loss, gradients and updates.")
 @seed_option

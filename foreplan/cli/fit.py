@@ -12,14 +12,15 @@ from foreplan.base.errors import DoesNotFitError, UsageError
 from foreplan.base.units import format_bytes, in_common, parse_bytes
 from foreplan.cli.compiling import at_batch, compile_model, without_recomputation
 from foreplan.cli.fit_ranks import print_ranks, ranks_in, rows_of_ranks
-from foreplan.cli.options import echo, given, json_option, model_options_without, print_json, say, settings_from
+from foreplan.cli.flags import command, given, json_option, model_options_without, settings_from
+from foreplan.cli.options import echo, print_json, say
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.fit.trials import Trials
 
 
-@click.command(short_help="Find the largest batch that fits a memory, or every card.")
+@command(short_help="Find the largest batch that fits a memory, or every card.")
 @model_options_without("ranks")
 @click.option("--ranks", metavar="N,N", help="One table of these numbers of ranks, and of what they hold parts of.")
 @click.option("--memory", metavar="SIZE", help="What a step may take, such as 8GiB; a card's own memory by default.")

@@ -12,7 +12,7 @@ from foreplan.base.units import format_bytes, in_common
 from foreplan.cli.options import echo, print_json, say
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.fit.trials import Trials
 
 

@@ -11,16 +11,9 @@ import click
 from foreplan.base.errors import UsageError
 from foreplan.base.files import check_writable
 from foreplan.base.units import format_seconds
+from foreplan.cli.flags import command, json_option, model_options, out_option, settings_from
 from foreplan.cli.model import model_with_options
-from foreplan.cli.options import (
-    echo,
-    is_plan_file,
-    json_option,
-    model_options,
-    print_json,
-    say,
-    settings_from,
-)
+from foreplan.cli.options import echo, is_plan_file, print_json, say
 
 if TYPE_CHECKING:
     from foreplan.passes import Ran
@@ -28,11 +21,11 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@click.command(short_help="Print the graph of a step, and what each pass makes of it.")
+@command(short_help="Print the graph of a step, and what each pass makes of it.")
 @model_options
 @click.option("--print-after", "after", multiple=True, metavar="PASS|all", help="Print what a pass gives, each time.")
 @click.option("--without", multiple=True, metavar="PASS", help="Leave a pass out; may be given again.")
-@click.option("-o", "--out", "path", metavar="FILE", help="Write the graph instead: FILE.dot, or FILE.graphml.")
+@out_option("FILE", "Write the graph instead: FILE.dot, or FILE.graphml.")
 @click.option("--time", "timed", is_flag=True, help="List the passes with their processor time.")
 @json_option
 def graph(

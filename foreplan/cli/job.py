@@ -17,7 +17,9 @@ import click
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.cli.array_file import ArrayFile
 from foreplan.cli.data import read_arrays, samples_in
-from foreplan.cli.options import Settings, echo, given, is_file, is_plan_file
+from foreplan.cli.flags import given
+from foreplan.cli.options import echo, is_file, is_plan_file
+from foreplan.cli.settings import Settings
 
 if TYPE_CHECKING:
     from foreplan.compiler.compiled import Compiled

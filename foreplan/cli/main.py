@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from foreplan.base.errors import DoesNotFitError, ForeplanError
+from foreplan.base.errors import DoesNotFitError, ForeplanError, UsageError
 from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
 from foreplan.cli.job import OF_RANKS, end_job, rank_of_job, tell
 from foreplan.cli.options import print_json
@@ -88,8 +88,9 @@ def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
         _print_error(ctx, error, error.format_message(), error.exit_code)
         raise
     except ForeplanError as error:
-        _print_error(ctx, error, str(error), error.exit_code)
-        raise Failure(str(error), error.exit_code) from None
+        also = f"; options are also from {ctx.meta['config']!r}" if _may_be_of_config(ctx, error) else ""
+        _print_error(ctx, error, f"{error}{also}", error.exit_code)
+        raise Failure(f"{error}{also}", error.exit_code) from None
     except KeyboardInterrupt as error:
         _print_error(ctx, error, "interrupted", INTERRUPTED)
         raise Failure("interrupted", INTERRUPTED) from None
@@ -97,6 +98,11 @@ def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
         message = f"this machine has too little memory{f': {error}' if str(error) else ''}"
         _print_error(ctx, error, message, DOES_NOT_FIT)
         raise Failure(message, DOES_NOT_FIT) from None
+
+
+def _may_be_of_config(ctx: click.Context, error: ForeplanError) -> bool:
+    """Whether what is wrong may stand in the file of --config, which the message does not name."""
+    return isinstance(error, UsageError) and "config" in ctx.meta and repr(ctx.meta["config"]) not in str(error)
 
 
 def _print_error(ctx: click.Context, error: BaseException, message: str, exit_code: int) -> None:

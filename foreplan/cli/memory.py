@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +11,23 @@ import click
 from foreplan.base.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.base.files import check_writable
 from foreplan.base.units import format_bytes, format_count, format_seconds, parse_bytes
-from foreplan.cli.compiling import compile_at, compile_model, open_compiled
+from foreplan.cli.compiling import compile_at, compile_model, open_compiled, without_plan_file
 from foreplan.cli.factory import is_factory, made
-from foreplan.cli.options import (
-    echo,
+from foreplan.cli.flags import (
+    command,
+    config_option,
     given,
-    is_plan_file,
     json_option,
     model_options,
+    out_option,
     plan_file_options,
-    print_json,
-    say,
     settings_from,
-    working,
+    step_options,
 )
-from foreplan.options import Options
+from foreplan.cli.options import echo, is_plan_file, print_json, say, working
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
     from foreplan.fit.remedies import Remedy
     from foreplan.views.beside import Beside
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
 
-@click.command(short_help="Say how much memory a step takes.")
+@command(short_help="Say how much memory a step takes.")
 @model_options
 @click.option("--parameters", "listed", is_flag=True, help="List what is trained and what is frozen, and why.")
 @click.option(
@@ -209,9 +208,9 @@ def _exchanges(figures: dict[str, Any]) -> str:
     )
 
 
-@click.command(short_help="Write the plan of a step to a file.")
+@command(short_help="Write the plan of a step to a file.")
 @model_options
-@click.option("-o", "--out", "path", metavar="FILE", required=True, help="Where to write the plan.")
+@out_option("FILE", "Where to write the plan.", required=True)
 @click.option("--kernels", is_flag=True, help="Put compiled kernels for a card into the file too.")
 @json_option
 def plan(model: str, path: str, kernels: bool, as_json: bool, **options: Any) -> None:
@@ -235,7 +234,7 @@ def plan(model: str, path: str, kernels: bool, as_json: bool, **options: Any) ->
         echo(f"{path}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
 
 
-@click.command(short_help="Check a plan file.")
+@command(short_help="Check a plan file.")
 @click.argument("file")
 @plan_file_options
 @json_option
@@ -266,9 +265,9 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
         )
 
 
-@click.command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
+@command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
 @model_options
-@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says in which format.")
+@out_option("FILE", "Write a file instead; its name says in which format.")
 @click.option("--format", "form", metavar="NAME", help="The format, where the name does not say it: html, svg, …")
 @click.option("--over", metavar="OTHER.plan", help="Lay the plan of another file over this one, on the map.")
 @json_option
@@ -326,28 +325,26 @@ def _plan_file(path: str, settings: Settings) -> Compiled:
     return load_plan(path, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
 
 
-@click.command(short_help="Say what changed between two plans.")
+@command(short_help="Say what changed between two plans.")
 @click.argument("before")
 @click.argument("after")
-@click.option("--budget", metavar="SIZE", help="Budget for those given as models, to see what it changes.")
+@config_option
+@step_options("budget")
 @plan_file_options
 @json_option
-def diff(
-    before: str, after: str, budget: str | None, trust_code: bool, weights_folder: str | None, as_json: bool
-) -> None:
-    """Say what changed between two plans; each is a plan file or a MODEL.
+def diff(before: str, after: str, as_json: bool, **options: Any) -> None:
+    """Say what changed between two plans; each is a plan file or a MODEL, which --config and --budget are for.
 
     \b
     Examples:
       foreplan diff old.plan new.plan
       foreplan diff resnet50:batch=16 resnet50:batch=32 --json
     """
-    from foreplan.cli.options import Settings
     from foreplan.views.diff import diff as compare
 
-    settings = Settings(step=Options(budget=budget))
-    in_files = replace(settings, trust_code=trust_code, weights_folder=weights_folder)
-    a, b = (open_compiled(text, in_files if is_plan_file(text) else settings) for text in (before, after))
+    of_file = settings_from(options)
+    of_model = without_plan_file(of_file)
+    a, b = (open_compiled(text, of_file if is_plan_file(text) else of_model) for text in (before, after))
     difference = compare(*a.highest, *b.highest)
     if as_json:
         print_json(difference.as_json())
@@ -355,10 +352,10 @@ def diff(
         echo(str(difference), nl=False)
 
 
-@click.command(short_help="Place intervals from a CSV file.")
+@command(short_help="Place intervals from a CSV file.")
 @click.argument("table", metavar="IN.csv")
 @click.option("--capacity", metavar="SIZE", help="Exit with 3 if the buffers do not fit into this.")
-@click.option("-o", "--out", "path", metavar="OUT.csv", help="Where to write the offsets; standard output by default.")
+@out_option("OUT.csv", "Where to write the offsets; standard output by default.")
 @click.option(
     "--effort",
     type=click.FloatRange(min=0),
@@ -400,7 +397,7 @@ def place(table: str, capacity: str | None, path: str | None, effort: float, as_
         echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}, gap {gap:.2%}")
 
 
-@click.command("models", short_help="List the zoo.")
+@command("models", short_help="List the zoo.")
 @json_option
 def models_command(as_json: bool) -> None:
     """List the zoo.

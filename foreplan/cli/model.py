@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreplan.base.errors import UnsupportedError, UsageError
+from foreplan.cli.data import read_array
 from foreplan.cli.factory import is_factory, made
 from foreplan.cli.optimizer import make_optimizer, make_rate
 from foreplan.cli.options import is_file
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.graph import Graph
     from foreplan.options import Options
 
@@ -62,7 +63,7 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
         return _with_adapters(graph, settings), loss_by_default(graph)
     if is_file(model):
         chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
-        graph = api.from_onnx(model, settings.shapes, settings.batch, values=settings.values, **chosen)
+        graph = api.from_onnx(model, settings.shapes, settings.batch, values=_read(settings.values), **chosen)
         return _with_adapters(graph, settings), loss_by_default(graph)
     if settings.values:
         raise UsageError("--values is for inputs of ONNX files that decide shapes; a zoo model has none")
@@ -71,6 +72,11 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
         raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
     name = with_batch(model, settings.batch)
     return _with_adapters(models.build(name), settings), models.default_loss(name)
+
+
+def _read(values: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Values of inputs, with what files have in the place of their names."""
+    return values and {name: read_array(each) if isinstance(each, str) else each for name, each in values.items()}
 
 
 def loss_by_default(graph: Graph) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from foreplan.base.arguments import choice
+from foreplan.base.arguments import choice, instance
 from foreplan.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,26 @@ _OPTIONS = {
     "clip_value": "--clip-value",
 }
 _ONLY_IN_PYTHON = ("groups", "coefficients", "adamw")
+
+
+def optimizer_text(name: str, value: Any) -> str:
+    """The text of an optimizer that there is; its parameters are checked when it is made.
+
+    Raises:
+        UsageError: there is none of that name, or what follows is no list of parameters.
+    """
+    return _named(name, value, OPTIMIZERS)
+
+
+def schedule_text(name: str, value: Any) -> str:
+    """Likewise, of a schedule."""
+    return _named(name, value, SCHEDULES)
+
+
+def _named(what: str, value: Any, known: Iterable[str]) -> str:
+    text = instance(what, value, str, "give a name")
+    choice(what, _split(f"--{what}", text)[0], known)
+    return text
 
 
 def make_optimizer(text: str, rate: float | Schedule, **options: Any) -> Optimizer:

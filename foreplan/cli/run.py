@@ -14,28 +14,30 @@ from foreplan.base.files import check_writable, write_atomically
 from foreplan.base.units import format_bytes, format_seconds
 from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
+from foreplan.cli.flags import (
+    command,
+    config_option,
+    json_option,
+    model_options,
+    out_option,
+    plan_file_options,
+    settings_from,
+    step_options,
+)
 from foreplan.cli.job import agree_on_options, facts_of, rank_of_job
 from foreplan.cli.options import (
     deadline_option,
     echo,
     is_file,
     is_plan_file,
-    json_option,
-    model_options,
-    parse_shapes,
-    parse_values,
-    plan_file_options,
     print_json,
     say,
     seed_option,
-    settings_from,
     threads_option,
-    values_option,
     with_threads,
     working,
 )
 from foreplan.cli.weights import load_weights, weights_options
-from foreplan.options import Options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,15 +48,13 @@ if TYPE_CHECKING:
     from foreplan.runtime.session import Session
 
 
-@click.command(short_help="Run the forward pass on a file of arrays.")
+@command(short_help="Run the forward pass on a file of arrays.")
 @click.argument("model")
 @click.option("--data", required=True, metavar="X.npz", help="Arrays named like the inputs.")
 @weights_options
-@click.option("-o", "--out", "path", metavar="OUT.npz", help="Where to write the outputs.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples a step; all at once by default.")
-@click.option("--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again.")
-@values_option
-@click.option("--target", default="auto", show_default=True, help="The engine to run on.")
+@out_option("OUT.npz", "Where to write the outputs.")
+@config_option
+@step_options("batch", "shapes", "values", "target")
 @plan_file_options
 @threads_option
 @seed_option
@@ -65,12 +65,6 @@ def run(
     data: str,
     weights: str | None,
     path: str | None,
-    batch: int | None,
-    shapes: tuple[str, ...],
-    values: tuple[str, ...],
-    target: str,
-    trust_code: bool,
-    weights_folder: str | None,
     threads: int | None,
     seed: int,
     deadline: float | None,
@@ -88,18 +82,15 @@ def run(
       foreplan run resnet50 --batch 8 --data images.npz --weights weights.safetensors
       mpirun -n 8 foreplan run llama.plan --data texts.npz -o outputs.npz
     """
-    from foreplan.cli.options import Settings
-
     arrays = read_arrays(data)
     if path is not None:
         check_writable(path)
-    shaped = parse_shapes(shapes)
-    if shaped is None and batch is None and is_file(model) and not (is_plan_file(model) or model.endswith(".pt2")):
-        shaped = _shapes_from(model, arrays)
-    target, own = with_threads(target, threads)
-    known, step = parse_values(values), Options(target=target)
-    settings = Settings(batch=batch, shapes=shaped, values=known, infer=True, step=step)
-    compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
+    options["target"], own = with_threads(options["target"], threads)
+    settings = replace(settings_from(options), infer=True)
+    open_shapes = settings.shapes is None and settings.batch is None and is_file(model)
+    if open_shapes and not (is_plan_file(model) or model.endswith(".pt2")):
+        settings = replace(settings, shapes=_shapes_from(model, arrays))
+    compiled = open_compiled(model, settings)
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
     names = {slot.name for slot in compiled.program.inputs}
@@ -185,7 +176,7 @@ def _infer(compiled: Compiled, session: Session, arrays: ArrayFile, path: str) -
     return {name: np.concatenate(parts) for name, parts in pieces.items()}
 
 
-@click.command(short_help="Time a step, and compare memory planned and used.")
+@command(short_help="Time a step, and compare memory planned and used.")
 @model_options
 @click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, help="The first is not timed.")
 @threads_option
@@ -251,10 +242,10 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
 TRACE = ".trace.json"
 
 
-@click.command(short_help="Time a step instruction by instruction: by kernel and by module.")
+@command(short_help="Time a step instruction by instruction: by kernel and by module.")
 @model_options
 @click.option("--steps", type=click.IntRange(1, 1_000), default=5, show_default=True, help="The shortest time counts.")
-@click.option("-o", "--out", "path", metavar=f"FILE{TRACE}", help="Write the timeline, for Perfetto and Chrome.")
+@out_option(f"FILE{TRACE}", "Write the timeline, for Perfetto and Chrome.")
 @threads_option
 @seed_option
 @json_option

@@ -13,7 +13,7 @@ from foreplan.cli.model import model_with_options
 from foreplan.cli.options import echo, print_json, say, working
 
 if TYPE_CHECKING:
-    from foreplan.cli.options import Settings
+    from foreplan.cli.settings import Settings
     from foreplan.lower import Program
     from foreplan.runtime.ranks import World
 

@@ -11,22 +11,11 @@ from foreplan.base.errors import UsageError
 from foreplan.base.files import check_writable
 from foreplan.base.units import format_seconds
 from foreplan.cli.compiling import open_compiled
+from foreplan.cli.flags import command, given, json_option, model_options, out_option, settings_from
 from foreplan.cli.job import agree_on_options, check_ranks, read_alike, samples_alike, share_of, with_ranks
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
-from foreplan.cli.options import (
-    deadline_option,
-    echo,
-    given,
-    json_option,
-    model_options,
-    print_json,
-    seed_option,
-    settings_from,
-    threads_option,
-    with_threads,
-    working,
-)
+from foreplan.cli.options import deadline_option, echo, print_json, seed_option, threads_option, with_threads, working
 from foreplan.cli.stages import samples_of_stages
 from foreplan.cli.training import Run, Saving, Training
 from foreplan.cli.validation import Validation, validation_of
@@ -41,12 +30,12 @@ if TYPE_CHECKING:
 FILES = ("data", "validation", "resume", "weights")  # parameters whose content ranks compare
 
 
-@click.command(short_help="Train a model on a file of arrays.")
+@command(short_help="Train a model on a file of arrays.")
 @model_options
 @click.option("--data", required=True, metavar="FILE.npz", help="Arrays named like the inputs; leading axis = samples.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; 1 unless --steps is given.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after this number of steps.")
-@click.option("-o", "--out", "path", metavar="W.safetensors", help="Checkpoint, written at the end and on Ctrl-C.")
+@out_option("W.safetensors", "Checkpoint, written at the end and on Ctrl-C.")
 @click.option("--save-every", type=click.IntRange(min=1), metavar="N", help="Write the checkpoint every N steps, too.")
 @click.option("--validation", metavar="FILE.npz", help="Data to measure the model on after each epoch.")
 @click.option("--metrics", multiple=True, metavar="NAME", help="Of fp.metrics, or a loss; may be given again.")

@@ -11,7 +11,8 @@ from foreplan.base.errors import ModelError, ShapeError, UsageError
 from foreplan.cli.data import Arrays
 from foreplan.cli.job import Share, read_alike, samples_alike
 from foreplan.cli.model import model_graph
-from foreplan.cli.options import Settings, is_plan_file
+from foreplan.cli.options import is_plan_file
+from foreplan.cli.settings import Settings
 from foreplan.cli.stages import samples_of_stages
 from foreplan.options import Options
 

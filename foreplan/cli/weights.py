@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from foreplan.base.errors import UsageError
-from foreplan.cli.options import echo, given
+from foreplan.cli.flags import Grouped, given
+from foreplan.cli.options import echo
 
 if TYPE_CHECKING:
     from foreplan.runtime.session import Session
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_option = partial(click.option, cls=Grouped, group="Weights")
 _OPTIONS = {
-    "partial": click.option(
+    "partial": _option(
         "--partial",
         is_flag=True,
         help="Take what --weights has of the model, convert element types and transpose where only that fits.",
     ),
-    "prefix": click.option("--prefix", metavar="TEXT", help="A beginning of names in --weights to leave out."),
-    "rename": click.option(
+    "prefix": _option("--prefix", metavar="TEXT", help="A beginning of names in --weights to leave out."),
+    "rename": _option(
         "--rename", multiple=True, metavar="PART=NEW", help="A part of names in --weights and what the model calls it."
     ),
-    "transpose": click.option(
+    "transpose": _option(
         "--transpose", multiple=True, metavar="PATTERN", help="Matrices that --weights has the other way round."
     ),
-    "skip": click.option("--skip", multiple=True, metavar="PATTERN", help="Weights not to take from --weights."),
+    "skip": _option("--skip", multiple=True, metavar="PATTERN", help="Weights not to take from --weights."),
 }
 
 
@@ -36,7 +39,7 @@ def weights_options(function: _Function) -> _Function:
     for decorator in reversed(_OPTIONS.values()):
         function = decorator(function)
     what = "Parameters and running statistics, from `train` or another tool."
-    return click.option("--weights", metavar="W.safetensors", help=what)(function)
+    return _option("--weights", metavar="W.safetensors", help=what)(function)
 
 
 def load_weights(session: Session, path: str | None, options: dict[str, Any]) -> None:

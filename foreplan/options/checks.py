@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
-from foreplan.base.arguments import instance, names_in, whole
+from foreplan.base.arguments import instance, names_in, shown, whole
+from foreplan.base.errors import UsageError
 from foreplan.base.units import parse_budget, parse_bytes
 
 
@@ -21,6 +24,13 @@ def workspace(name: str, value: Any) -> Any:
     if value not in ("auto", "unlimited"):
         parse_bytes(value)
     return value
+
+
+def number(name: str, value: Any) -> Any:
+    """A real number, as float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"{name} must be a number, and is {shown(value)}")
+    return float(value)
 
 
 def names(name: str, value: Any) -> Any:
@@ -45,6 +55,16 @@ def passes(name: str, value: Any) -> Any:
 def text(name: str, value: Any) -> Any:
     """A text."""
     return instance(name, value, str, "give a text")
+
+
+def target_files(value: Any, place: Callable[[str], str]) -> Any:
+    """A target by name, with the file of a card's profile replaced.
+
+    Raises:
+        UsageError: it is no text.
+    """
+    engine, colon, rest = text("target", value).partition(":")
+    return engine + colon + ",".join(place(part) if part.endswith(".toml") else part for part in rest.split(","))
 
 
 def lent(name: str, value: Any) -> Any:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from foreplan.base.arguments import REMAT, SHARDS, choice, flag, parts_in, whole
+from foreplan.base.arguments import REMAT, SHARDS, flag, parts_in
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import Named, Selection
 from foreplan.options import checks as option_checks
-from foreplan.options.fields import said_of, says
+from foreplan.options.fields import keep_checked, said_of, saying, says
 
 if TYPE_CHECKING:
     from foreplan.lower.target import Target
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foreplan.passes.pipeline import Change
 
 PRECISIONS = ("float32", "bf16", "fp16")
+_engine, _training, _memory, _ranks = map(saying, ("Target and precision", "Training", "Memory", "Ranks"))
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,18 @@ class Options:
     _: KW_ONLY
     target: str | Target = field(
         default="auto",
-        metadata=says(
+        metadata=_engine(
             "The engine to plan for: numpy, cpu (oneDNN and compiled loops), or a card such as cuda:h100; auto is cpu "
             "where oneDNN is installed, and numpy where it is not.",
             more='"cpu" takes all cores, "cpu:threads=2" two of them; "cuda" is the card in this machine.',
+            files=option_checks.target_files,
             flag="--target",
             value="TARGET",
         ),
     )
     budget: int | float | str | None = field(
         default=None,
-        metadata=says(
+        metadata=_memory(
             "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
             "the arena. Or a share, such as 0.5, of the arena without recomputation.",
             check=option_checks.budget,
@@ -66,7 +68,7 @@ class Options:
     )
     remat: str = field(
         default="auto",
-        metadata=says(
+        metadata=_memory(
             "What may be recomputed to save memory: nothing (off), or as little as meets the budget and, without a "
             "budget, what adds at most 1 % to the predicted time (auto).",
             more="Without a budget, narrow copies of weights are made again beyond that 1 % where that saves memory.",
@@ -76,17 +78,18 @@ class Options:
     )
     outputs: Iterable[str] | None = field(
         default=None,
-        metadata=says(
+        metadata=_training(
             "Return these outputs of the model as well.",
             more="None: nothing beside the loss in training, all of the model's outputs in inference.",
             check=option_checks.some_names,
+            several=True,
             flag="--output",
             value="NAME",
         ),
     )
     gradients: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_training(
             "Return the gradients of these inputs as well.",
             more="`Result.gradients` has them by name.",
             check=option_checks.names,
@@ -96,7 +99,7 @@ class Options:
     )
     train: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_training(
             "Train these weights too: a name, a part of the model such as head, or a pattern such as 'h.*.attn'.",
             more="Where it and `freeze` mean the same weight, the one that says more of the name counts: with "
             "`freeze=['*'], train=['head']`, the head alone is trained. Tables and masks of the model are trained only "
@@ -108,7 +111,7 @@ class Options:
     )
     freeze: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_training(
             "Freeze these weights, named as for train: they get no gradient, no optimizer state and no update.",
             more="Batch normalisation whose scale and bias are frozen uses its running statistics, and keeps them.",
             check=option_checks.names,
@@ -118,7 +121,7 @@ class Options:
     )
     batch_norm: str = field(
         default="train",
-        metadata=says(
+        metadata=_training(
             "Normalise by the statistics of the batch, which the running ones follow (train); by those of all ranks' "
             "batches together (sync); or use the running ones and keep them (frozen).",
             more="With several ranks, train normalises each rank's batch by itself. Running statistics then differ "
@@ -131,7 +134,7 @@ class Options:
     )
     checkpoint: Iterable[str] | None = field(
         default=None,
-        metadata=says(
+        metadata=_memory(
             "Recompute these segments of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each by "
             "itself, or conv2..conv5. By default those of a PyTorch module that calls `torch.utils.checkpoint`, where "
             "nothing else says what is recomputed; none: [].",
@@ -139,13 +142,14 @@ class Options:
             "is dropped when the forward pass has left it, and computed once more for its backward pass. What it "
             "reads, and what others read of it, stays.",
             check=option_checks.some_names,
+            several=True,
             flag="--checkpoint",
             value="SCOPE",
         ),
     )
     keep: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_memory(
             "Keep these activations until their last use: a name, a part of the model or a pattern such as 'h.*.attn'.",
             more="They are neither recomputed nor copied to the host; all else is the planner's choice. Where `keep`, "
             "`recompute` and `to_host` mean the same activation, the one that says more of its name counts.",
@@ -156,7 +160,7 @@ class Options:
     )
     recompute: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_memory(
             "Drop these activations when the forward pass has used them, and compute them again for the backward pass.",
             more="Named as for `keep`. What one scope of a pattern hands to the next, as blocks of 'h.*' do, stays the "
             "planner's choice, and so does all else: unlike `checkpoint`, it goes with `budget` and `remat`.",
@@ -167,7 +171,7 @@ class Options:
     )
     to_host: Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_memory(
             "Copy these activations to host memory when the forward pass has used them, and back for the backward one.",
             more="Named as for `keep`. They must go there; with `offload` others may, where that takes less time.",
             check=option_checks.names,
@@ -177,7 +181,7 @@ class Options:
     )
     split: Mapping[str, int] | Iterable[str] = field(
         default=(),
-        metadata=says(
+        metadata=_memory(
             "Run these segments in so many parts, one after the other: 'h.*.mlp=4', or conv1..conv2=8.",
             more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range "
             "of items, positions, channels or whatever axis keeps the most bytes from being whole. Results of parts "
@@ -191,7 +195,7 @@ class Options:
     )
     fission: str = field(
         default="auto",
-        metadata=says(
+        metadata=_memory(
             "Let the planner run parts of the model one after the other, too (auto), or only what --split names (off).",
             more="A training step runs what lies between two convolutions in parts, where one activation dominates and "
             "that adds at most 1 % to the predicted time. Within a budget it may run layers up to the loss, and back, "
@@ -204,7 +208,7 @@ class Options:
     )
     accumulate: int | str = field(
         default=1,
-        metadata=says(
+        metadata=_memory(
             "Run this number of micro-batches, each of the batch, and update once with their mean gradients; or auto: "
             "split the batch into as few micro-batches as fit the budget or, without one, the card's memory.",
             more='With "auto", `compile` takes a function instead of a graph, which makes the model from its `batch`; '
@@ -222,7 +226,7 @@ class Options:
     )
     offload: bool = field(
         default=False,
-        metadata=says(
+        metadata=_memory(
             "Copy activations to host memory and back where that takes less time than to recompute them.",
             more="The time is that of the target's bus. Copies count as recomputation does, but with `remat` off a "
             "budget is met by copies alone.",
@@ -232,7 +236,7 @@ class Options:
     )
     prefetch: bool = field(
         default=False,
-        metadata=says(
+        metadata=_engine(
             "Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
             more="It takes as many bytes as the inputs without a default. `Session.steps` uses it. Other targets run "
             "the same, and no faster for it.",
@@ -242,7 +246,7 @@ class Options:
     )
     prepack: bool = field(
         default=False,
-        metadata=says(
+        metadata=_engine(
             "Lay out weights once, when they are loaded, in the order in which their kernels read them; for inference.",
             more="A weight whose readers want other orders stays as it is. A session shows weights as before; one that "
             "trains cannot share them (`bind`). Targets but cpu change nothing.",
@@ -252,7 +256,7 @@ class Options:
     )
     precision: str = field(
         default="float32",
-        metadata=says(
+        metadata=_engine(
             "Compute in bfloat16 (bf16) or float16 (fp16); parameters, optimizer state and sums stay float32.",
             more="Images, hidden states and their gradients take half the bytes. Parameters, optimizer state, "
             "statistics, losses, inputs and what a step returns are float32. With fp16 an optimizer gets "
@@ -263,7 +267,7 @@ class Options:
     )
     narrow_weights: bool = field(
         default=False,
-        metadata=says(
+        metadata=_engine(
             "Train weights that the model has in float16 or bfloat16 as they are, and not in float32.",
             more="Most updates are then lost to rounding: in bfloat16, a weight of 0.25 does not move by less than "
             "0.0005.",
@@ -273,7 +277,7 @@ class Options:
     )
     tune: bool = field(
         default=False,
-        metadata=says(
+        metadata=_engine(
             "Choose kernels by measuring each once on this machine, and keep what was measured.",
             more="It takes seconds the first time. Plans then depend on what was measured.",
             check=flag,
@@ -282,7 +286,7 @@ class Options:
     )
     accuracy: str = field(
         default="default",
-        metadata=says(
+        metadata=_engine(
             "Leave out kernels that round more than sums of products do (strict): Winograd's for convolutions, and on "
             "cards those by Fourier transforms.",
             more="They multiply sums of numbers, so that the errors of results are one to four times as large. Steps "
@@ -293,7 +297,7 @@ class Options:
     )
     workspace: int | str = field(
         default="auto",
-        metadata=says(
+        metadata=_engine(
             "The most scratch memory of one action where a kernel with less exists: a size, unlimited, or auto, which "
             "is 64MiB, or more where that is 1.3 times as fast.",
             more="Kernels within it are chosen by time and by what room the peak leaves.",
@@ -304,7 +308,7 @@ class Options:
     )
     ranks: int = field(
         default=1,
-        metadata=says(
+        metadata=_ranks(
             "Plan a step of so many ranks: processes that each train on samples of their own, and all come to the same "
             "weights.",
             more="The batch of the model is that of one rank. A launcher such as `mpirun -n 4` starts them; all run "
@@ -316,7 +320,7 @@ class Options:
     )
     shard: str = field(
         default="none",
-        metadata=says(
+        metadata=_ranks(
             "What each rank holds a part of, instead of all: the optimizer's state, its gradients too, or parameters "
             "too.",
             more="As ZeRO's stages 1, 2 and 3 (Rajbhandari et al. 2020).",
@@ -326,7 +330,7 @@ class Options:
     )
     tensor: int = field(
         default=1,
-        metadata=says(
+        metadata=_ranks(
             "Let so many neighbouring ranks take the same samples, each with a part of the products' weights.",
             more="As in Megatron-LM (Shoeybi et al. 2019, Korthikanti et al. 2022): attention by heads, dense layers "
             "by columns and rows, and what lies between these by tokens.",
@@ -337,7 +341,7 @@ class Options:
     )
     stages: int = field(
         default=1,
-        metadata=says(
+        metadata=_ranks(
             "Cut the model into so many stages, each on ranks of its own, through which micro-batches go one behind "
             "the other.",
             more="Cuts are where stages take about as long, and the fewest bytes cross. `accumulate` says how many "
@@ -349,13 +353,13 @@ class Options:
     )
     stage: int = field(
         default=0,
-        metadata=says(
+        metadata=_ranks(
             "The stage to compile, from 0 on: that of this process, where it runs.", flag="--stage", value="N", least=0
         ),
     )
     links: str = field(
         default="",
-        metadata=says(
+        metadata=_ranks(
             "The links between ranks, which predicted times depend on: of a node, how many devices it has, and between "
             "nodes, such as nvlink4*8+infiniband-ndr.",
             more="What is left out is as the target is known for. docs/links.md has the names.",
@@ -381,15 +385,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            said, value = said_of(each), getattr(self, each.name)
-            if said.check is not None:
-                value = said.check(each.name, value)
-            elif said.choices:
-                value = choice(each.name, value, said.choices)
-            elif said.least is not None and value not in said.words:
-                value = whole(each.name, value, said.least)
-            object.__setattr__(self, each.name, value)
+        keep_checked(self)
 
     @property
     def selection(self) -> Selection:
