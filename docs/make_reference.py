@@ -35,6 +35,13 @@ PAGES = {
         "`from foreplan import planner`. It needs numpy and llvmlite alone. See also "
         "[The planner in your own framework](../your-own-framework.md).",
     ),
+    "command-line": (
+        "The command line",
+        "",
+        "Commands that make a step of a MODEL share the options of a step; [options.md](../options.md) is about files of "
+        "them. Results go to standard output, progress to standard error. Exit codes: 0 fine, 1 a check failed, 2 wrong "
+        "use, 3 does not fit.",
+    ),
     "errors": ("foreplan.errors", "foreplan.base.errors", "Every error that is raised for a person to read."),
 }
 SESSION = ("foreplan.compiler.compiled:Compiled", "foreplan.runtime.session:Session", "foreplan.runtime.result:Result")
@@ -178,11 +185,66 @@ def entry(name: str, found: Any, whole: bool) -> list[str]:
     return lines
 
 
+def command_line() -> list[str]:
+    """The options of a step in their groups, and each command with what it has besides."""
+    from foreplan.cli import cli
+    from foreplan.cli.config import TABLE
+    from foreplan.cli.flags import Flag, in_groups
+    from foreplan.cli.settings import OF_STEP
+
+    lines = [
+        "",
+        "## Options of a step",
+        "",
+        f"The key of an option in a file stands behind [{TABLE}] where it says so.",
+    ]
+    shared = in_groups(each for each in cli.commands["estimate"].params if isinstance(each, Flag))
+    for group, listed in shared.items():
+        lines += ["", f"### {group}", "", "| flag | key | |", "|---|---|---|"]
+        for each in listed:
+            key = f"`{each.name}`" if each.name in OF_STEP else f"[{TABLE}] `{each.name}`"
+            lines.append(f"| {_row(each, key if each.field.metadata['said'].in_files else '')}")
+    for name, command in sorted(cli.commands.items()):
+        lines += ["", f"## foreplan {name}", ""]
+        for part in inspect.cleandoc(command.help or "").split("\n\n"):
+            shown = part.removeprefix("\b\n")
+            lines += [_escaped(part) if shown == part else _indented(shown), ""]
+        if any(isinstance(each, Flag) for each in command.params):
+            own = [
+                f"`{each.opts[0]}`"
+                for each in command.params
+                if isinstance(each, Flag) and each.field.metadata["said"].in_files
+            ]
+            whole = len(own) > 9
+            lines += [f"Options of a step: {'all' if whole else ', '.join(own) or 'those of a plan file'}.", ""]
+        lines += ["| flag | |", "|---|---|"]
+        for listed in in_groups(each for each in command.params if not isinstance(each, Flag)).values():
+            lines += [f"| {_row(each)}" for each in listed]
+    return lines
+
+
+def _row(option: Any, *cells: str) -> str:
+    """The rest of a line about a flag: its names with its value, cells, and what it means."""
+    value = "" if option.is_flag else f" {option.metavar or '|'.join(getattr(option.type, 'choices', ['N']))}"
+    usual = f" By default {option.default}." if option.show_default and option.default else ""
+    names = f"{', '.join(option.opts)}{value}".replace("|", "\\|")
+    return " | ".join((f"`{names}`", *cells, f"{_escaped(option.help or '')}{usual} |"))
+
+
+def _indented(text: str) -> str:
+    first, *rest = text.splitlines()
+    if not first.startswith("  "):
+        return "\n".join((first, "", *(f"    {line.strip()}" for line in rest)))
+    return "\n".join(f"    {line.strip()}" for line in text.splitlines())
+
+
 def text(page: str) -> str:
     """A whole page."""
     title, _, begin = PAGES[page]
     lines = [f"# {title}", "", begin, "", "Made from docstrings by `python docs/make_reference.py`."]
-    for name, found in entries(page):
+    if page == "command-line":
+        lines += command_line()
+    for name, found in () if page == "command-line" else entries(page):
         lines += entry(name, found, page in WITH_METHODS)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in lines)) + "\n"
 

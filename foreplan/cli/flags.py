@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
 from functools import partial
 from typing import Any, TypeVar
@@ -165,16 +165,20 @@ def settings_from(options: dict[str, Any]) -> Settings:
 
     What the command has no flag for is as the file of --config has it, or the default.
     """
-    file = click.get_current_context().default_map or {}
+    file = file_options()
     found = {name: options.pop(name, file.get(name, each.default)) for name, each in FIELDS.items()}
     return Settings(**{name: found[name] for name in OF_MODEL}, step=Options(**{name: found[name] for name in OF_STEP}))
 
 
 def given(*names: str) -> list[str]:
     """Which of a command's parameters the user has written, there or in the file of --config, as against defaults."""
-    context = click.get_current_context()
-    file = context.default_map or {}
+    context, file = click.get_current_context(), file_options()
     return [n for n in names if n in file or context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+
+
+def file_options() -> Mapping[str, Any]:
+    """What the file of --config says, by name."""
+    return click.get_current_context().default_map or {}
 
 
 def flag_of(name: str) -> str:

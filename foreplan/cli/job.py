@@ -17,7 +17,7 @@ import click
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.cli.array_file import ArrayFile
 from foreplan.cli.data import read_arrays, samples_in
-from foreplan.cli.flags import given
+from foreplan.cli.flags import file_options, flag_of, given
 from foreplan.cli.options import echo, is_file, is_plan_file
 from foreplan.cli.settings import Settings
 
@@ -81,6 +81,7 @@ def agree_on_options(world: World, files: Collection[str]) -> None:
             value = "nothing" if value in (None, ()) else "a file"
         if name != "as_json":  # which says how the first rank prints
             facts[parameter.opts[-1] if name != "model" else "MODEL"] = "nothing" if value in (None, ()) else value
+    facts |= {flag_of(name): value for name, value in file_options().items() if name not in context.params}
     agree(world, "the options of the run", facts)
 
 

@@ -56,19 +56,12 @@ def _shapes(name: str, value: Any) -> Any:
     return {key: tuple(whole(f"{name} of {key!r}", n, 0) for n in extents) for key, extents in value.items()} or None
 
 
-def _values(name: str, value: Any) -> Any:
-    """Values by input name, from a mapping or from texts such as `axes=[0, 1]`: numbers, lists of them, or the names
-    of .npy files.
+def parse_values(texts: Iterable[str]) -> dict[str, Any] | None:
+    """Values by input name, from texts such as `axes=[0, 1]` or `axes=axes.npy`; of a file, its name.
+
+    Raises:
+        UsageError: a text is no value, or a name comes twice.
     """
-    if not isinstance(value, Mapping):
-        value = _parsed(names_in(name, value))
-    for key, each in value.items():
-        if not (each.endswith(".npy") if isinstance(each, str) else _is_numbers(each)):
-            raise UsageError(f"{name} of {key!r} must be numbers or the name of an .npy file, and is {shown(each)}")
-    return dict(value) or None
-
-
-def _parsed(texts: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, written = text.partition("=")
@@ -77,7 +70,19 @@ def _parsed(texts: Iterable[str]) -> dict[str, Any]:
         if name in values:
             raise UsageError(f"the value of {name!r} is given twice")
         values[name] = written if written.endswith(".npy") else _numbers(written, text)
-    return values
+    return values or None
+
+
+def _values(name: str, value: Any) -> Any:
+    """Values by input name, from a mapping or from texts such as `axes=[0, 1]`: numbers, lists of them, or the names
+    of .npy files.
+    """
+    if not isinstance(value, Mapping):
+        return parse_values(names_in(name, value))
+    for key, each in value.items():
+        if not (each.endswith(".npy") if isinstance(each, str) else _is_numbers(each)):
+            raise UsageError(f"{name} of {key!r} must be numbers or the name of an .npy file, and is {shown(each)}")
+    return dict(value) or None
 
 
 def _numbers(written: str, text: str) -> Any:

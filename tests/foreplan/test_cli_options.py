@@ -7,7 +7,7 @@ import pytest
 from foreplan.base.errors import UsageError
 from foreplan.cli.model import with_batch
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate, with_steps
-from foreplan.cli.options import LOSSES, parse_shapes
+from foreplan.cli.settings import LOSSES, parse_shapes
 
 
 def test_shapes():

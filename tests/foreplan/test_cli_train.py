@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from foreplan.cli.compiling import compile_model
-from foreplan.cli.options import Settings
+from foreplan.cli.settings import Settings
 from foreplan.cli.training import DivergedError, Saving
 from tests.foreplan.shell import MODEL, PROGRAM, answer, foreplan
 

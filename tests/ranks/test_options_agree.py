@@ -16,7 +16,9 @@ from foreplan.cli.train import FILES, train
 from tests.ranks.threads import Thread, run
 
 USUAL = ["train", "mlp:batch=2", "--data", "nowhere.npz"]
-OPTIONS = [each for each in train.params if isinstance(each, click.Option) and each.name != "as_json"]
+# What a file of options says is compared as if it were written out.
+OTHERS = ("as_json", "config")
+OPTIONS = [each for each in train.params if isinstance(each, click.Option) and each.name not in OTHERS]
 
 
 def words_for(option: click.Option) -> list[str]:
@@ -59,6 +61,16 @@ def test_each_option_is_compared(option: click.Option) -> None:
 def test_another_model() -> None:
     errors = told_by(3, [USUAL, USUAL, ["train", "mlp:batch=3", *USUAL[2:]]])
     assert len(set(errors)) == 1 and "MODEL is mlp:batch=2 on ranks 0, 1, and mlp:batch=3 on rank 2" in errors[0]
+
+
+def test_files_of_options_are_compared_by_what_they_say(tmp_path: Path) -> None:
+    for name, text in (("a", "budget = 0.5"), ("b", "  budget  =  5e-1  # the same"), ("c", "[model]\nbatch = 3")):
+        (tmp_path / f"{name}.toml").write_text(text)
+    own = {name: [*USUAL, "--config", str(tmp_path / f"{name}.toml")] for name in "abc"}
+    assert all("nowhere.npz" in error for error in told_by(2, [own["a"], own["b"]]))
+    errors = told_by(2, [own["a"], own["c"]])
+    assert errors[0] == errors[1] and "--budget is 0.5 on rank 0, and nothing on rank 1" in errors[0]
+    assert "--batch is nothing on rank 0, and 3 on rank 1" in errors[0]
 
 
 @pytest.mark.parametrize("name", sorted(set(FILES) - {"data"}))

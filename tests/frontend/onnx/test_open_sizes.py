@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from foreplan.base.errors import ForeplanError, ShapeError, ValueNeededError
-from foreplan.cli.options import parse_shapes, parse_values
+from foreplan.cli.settings import parse_shapes, parse_values
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import branch, info, model, node, random, run
 
