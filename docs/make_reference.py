@@ -38,9 +38,9 @@ PAGES = {
     "command-line": (
         "The command line",
         "",
-        "Commands that make a step of a MODEL share the options of a step; [options.md](../options.md) is about files of "
-        "them. Results go to standard output, progress to standard error. Exit codes: 0 fine, 1 a check failed, 2 wrong "
-        "use, 3 does not fit.",
+        "Commands that make a step of a MODEL share the options of a step; [options.md](../options.md) is about\n"
+        "files of them. Results go to standard output, progress to standard error. Exit codes: 0 fine, 1 a check\n"
+        "failed, 2 wrong use, 3 does not fit.",
     ),
     "errors": ("foreplan.errors", "foreplan.base.errors", "Every error that is raised for a person to read."),
 }

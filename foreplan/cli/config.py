@@ -54,7 +54,7 @@ def _taken(path: str, table: str, found: Mapping[str, Any], known: Mapping[str, 
     taken = {}
     for name, value in found.items():
         if name not in known:
-            raise UsageError(f"{where}: there is no key {name!r}{_meant(name, table, known)}")
+            raise UsageError(f"{where}: there is no key {name!r:.60}{_meant(name, table, known)}")
         said = said_of(known[name])
         try:
             taken[name] = said.kept(name, said.files(value, place) if said.files is not None else value)
@@ -75,4 +75,4 @@ def _meant(name: str, table: str, known: Mapping[str, Field[Any]]) -> str:
     if name in OF_MODEL:
         return f": a file cannot say it; give {said_of(OF_MODEL[name]).flag}"
     near = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {near[0]}?)" * len(near) + f"; keys are {', '.join(known)}" * (not near)
+    return f" (did you mean {near[0]}?)" if near else f"; keys are {', '.join(known)}"

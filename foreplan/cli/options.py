@@ -25,7 +25,14 @@ MODEL_FILES = (".onnx", ".pt2")
 
 
 threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a step.")
-seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, metavar="N", help="What weights, random masks and the order of samples are drawn from.")
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="What weights, random masks and the order of samples are drawn from.",
+)
 deadline_option = click.option(
     "--deadline",
     type=click.FloatRange(min=0.001, max=1e9),
