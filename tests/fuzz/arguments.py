@@ -105,7 +105,20 @@ TEXTS += (
     "5%",
     "1e9%",
 )
-FILES = ("s.plan", "data.npz", "t.csv", "w.safetensors", "no", "", ".", "no/such", "out.x", "t.csv/x", "link")
+FILES = (
+    "s.plan",
+    "data.npz",
+    "t.csv",
+    "step.toml",
+    "w.safetensors",
+    "no",
+    "",
+    ".",
+    "no/such",
+    "out.x",
+    "t.csv/x",
+    "link",
+)
 OPTIMIZERS = ("sgd", "lamb", "muon:iterations=1", "rmsprop:centered=true,momentum=0.5", "adam:beta1=nan", "adam:ema=x")
 OPTIMIZERS += ("adafactor:,", "lion:=", "adagrad:initial", "muon:coefficients=1", ":", "SGD")
 SCHEDULES = ("cosine:steps=3,warmup=1", "cosine", "linear:steps=1e3", "one_cycle:steps=2,rise=0", "constant:warmup=2")
@@ -126,7 +139,13 @@ def _files() -> dict[str, bytes]:
     rng, data = np.random.default_rng(0), io.BytesIO()
     np.savez(data, x=rng.standard_normal((6, 3), np.float32), target=rng.integers(0, 2, 6))
     table = b"id,lower,upper,size\na,0,3,64\nb,1,4,32\nc,2,9,16\n"
-    return {"data.npz": data.getvalue(), "t.csv": table, "s.plan": _saved("plan", MODEL, "-o", "s.plan")}
+    step = b"budget = 0.9\n[model]\nbatch = 3\n"
+    return {
+        "data.npz": data.getvalue(),
+        "t.csv": table,
+        "step.toml": step,
+        "s.plan": _saved("plan", MODEL, "-o", "s.plan"),
+    }
 
 
 def _saved(*arguments: str) -> bytes:
@@ -135,7 +154,8 @@ def _saved(*arguments: str) -> bytes:
         return Path(arguments[-1]).read_bytes()
 
 
-def _value(rng: random.Random, command: str, parameter: click.Parameter) -> str:
+def value(rng: random.Random, command: str, parameter: click.Parameter) -> str:
+    """What may be written behind a flag, right or wrong."""
     name = parameter.opts[0]
     if isinstance(parameter.type, click.Choice) and rng.random() < 0.8:
         return str(rng.choice(list(parameter.type.choices)))
@@ -145,7 +165,19 @@ def _value(rng: random.Random, command: str, parameter: click.Parameter) -> str:
         return rng.choice(("0", "1", "2", "-1", "x", "", *(() if name in LONG else ("9" * 30,))))
     if name in ("--budget", "--capacity", "--memory", "--workspace"):
         return rng.choice(SIZES)
-    if name in ("--data", "--out", "-o", "--resume", "--weights", "--over", "table", "file", "before", "after"):
+    if name in (
+        "--data",
+        "--out",
+        "-o",
+        "--resume",
+        "--weights",
+        "--over",
+        "--config",
+        "table",
+        "file",
+        "before",
+        "after",
+    ):
         return rng.choice(FILES) if rng.random() < 0.7 else "data.npz"
     if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
         return rng.choice(NUMBERS)
@@ -165,7 +197,7 @@ def _draw(rng: random.Random) -> bytes:
             arguments.append(rng.choice((*parameter.opts, *parameter.secondary_opts)))
             if not getattr(parameter, "is_flag", False):
                 good = parameter.name == "data" and rng.random() < 0.7
-                arguments.append("data.npz" if good else _value(rng, command, parameter))
+                arguments.append("data.npz" if good else value(rng, command, parameter))
     if rng.random() < 0.05:
         arguments.insert(rng.randrange(len(arguments) + 1), rng.choice((*TEXTS, "--", "--no-such", "-h", "--json")))
     return json.dumps(arguments).encode()
