@@ -63,6 +63,15 @@ def test_the_list_of_ops_is_made_from_the_declarations() -> None:
     assert made == (ROOT / "docs" / "ops.md").read_text(), "run python docs/make_ops.py"
 
 
+def test_the_pages_of_exported_files_are_made_from_what_was_found() -> None:
+    from tests.torch.report import as_page, as_results
+
+    results = ROOT / "benchmarks" / "results" / "torch-exports.json"
+    known = json.loads(results.read_text())
+    assert as_page(known["modules"], known["versions"]) == (ROOT / "docs" / "exports.md").read_text()
+    assert as_results(known["modules"], known["versions"]) == results.with_suffix(".md").read_text()
+
+
 def test_the_reference_is_made_from_docstrings() -> None:
     """In another process, since tests import what adds to modules."""
     code = (

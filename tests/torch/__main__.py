@@ -18,10 +18,11 @@ import torch
 from tests.torch.exports import FORMS, example
 from tests.torch.judge import judge
 from tests.torch.modules import MODULES
-from tests.torch.report import as_page
+from tests.torch.report import as_page, as_results
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "torch-exports.json", ROOT / "docs" / "exports.md"
+EACH = RESULTS.with_suffix(".md")
 PACKAGES = ("torch", "onnxscript", "onnxruntime")
 
 
@@ -45,6 +46,7 @@ def main() -> None:
         known["modules"] = {each: known["modules"][each] for each in MODULES if each in known["modules"]}
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
         PAGE.write_text(as_page(known["modules"], known["versions"]))
+        EACH.write_text(as_results(known["modules"], known["versions"]))
 
 
 if __name__ == "__main__":

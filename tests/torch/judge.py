@@ -17,8 +17,8 @@ import foreplan as fp
 from foreplan.base.errors import ForeplanError
 from tests.torch import exports
 from tests.torch.exports import Example, export
+from tests.torch.report import LIMIT
 
-LIMIT = 1e-4  # of an error, relative to the largest element
 # The usual form is run by two engines: what the second one compiles takes longer than all else.
 TARGETS = {"dynamo": ("numpy", "cpu")}
 OPTIMIZED = ("dynamo", "torchscript")  # the forms whose exporters merge tensors that are equal

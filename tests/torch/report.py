@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from tests.torch.judge import LIMIT
-
+LIMIT = 1e-4  # of an error, relative to the largest element
 Found = dict[str, Any]
 # Fields of a verdict → how a table calls them: what is wrong with an import, and what the exporter did.
 FAULTS = {
@@ -31,8 +31,8 @@ _HEAD = """# Files of PyTorch's exporters
 {count} PyTorch modules of many kinds are exported in four forms: by the exporter of `torch.onnx.export(…, dynamo=True)`
 with and without its optimizer, and by the older one, TorchScript's, in evaluation and in training mode. Each file is
 imported as it is. Then three things are compared with PyTorch: the outputs, on `numpy` and `cpu`; the gradients of a
-loss; and which tensors are trained. `python -m tests.torch` does this and writes this page. These figures are of
-{versions}.
+loss; and which tensors are trained. `python -m tests.torch` does this and writes this page;
+`benchmarks/results/torch-exports.md` has every file. These figures are of {versions}.
 
 A file is right in all if it is imported, if every output and gradient agrees, and if what is trained is what the module
 trains. Some exporters fold parameters into other tensors, and lose some that are equal or zero in a fresh module; lines
@@ -43,22 +43,42 @@ below count these too. `from_torch` needs no guess, since the module itself says
 
 
 def as_page(results: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
-    """docs/exports.md: what is compared, and the tables."""
+    """docs/exports.md: what is compared, what it came to, and what is not right."""
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return _HEAD.format(count=len(results), versions=listed) + _tables(results) + "\n"
-
-
-def _tables(results: dict[str, dict[str, Found]]) -> str:
-    """The totals of each form, and a line a module and form."""
     forms = list(next(iter(results.values()), {}))
     totals = {form: _totals([found[form] for found in results.values()]) for form in forms}
     keys = list(next(iter(totals.values()), {}))
+    none = [key for key in keys if not any(totals[form][key] for form in forms)]
     lines = ["| | " + " | ".join(forms) + " |", "|---" * (len(forms) + 1) + "|"]
-    lines += [f"| {key} | " + " | ".join(str(totals[form][key]) for form in forms) + " |" for key in keys]
-    lines += ["", "| module | form | imports | forward | gradient | right | missed | wrong |", "|---" * 8 + "|"]
+    for key in keys:
+        if key not in none:
+            lines.append(f"| {key} | " + " | ".join(str(totals[form][key]) for form in forms) + " |")
+    lines += [
+        "",
+        "There are none of these, in any form:",
+        "",
+        *(f"- {key}" for key in none if not key.startswith("files with ")),
+    ]
+    lines += ["", "## Files that are not right in all", ""]
+    lines += _table(results, lambda found: not (is_right(found) or found.get("exporter")))
+    return _HEAD.format(count=len(results), versions=listed) + "\n".join(lines) + "\n"
+
+
+def as_results(results: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
+    """benchmarks/results/torch-exports.md: a line a module and form."""
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    head = f"{listed}; `python -m tests.torch`. `docs/exports.md` says what is compared."
+    return "\n".join([head, "", *_table(results, lambda _: True)]) + "\n"
+
+
+def _table(results: dict[str, dict[str, Found]], shown: Callable[[Found], bool]) -> list[str]:
+    """The modules and forms that are shown, a line each."""
+    lines = ["| module | form | imports | forward | gradient | right | missed | wrong |", "|---" * 8 + "|"]
     for name, by_form in results.items():
-        lines += [f"| {name} | {form} | " + " | ".join(_cells(found)) + " |" for form, found in by_form.items()]
-    return "\n".join(lines)
+        lines += [
+            f"| {name} | {form} | {' | '.join(_cells(found))} |" for form, found in by_form.items() if shown(found)
+        ]
+    return lines
 
 
 def is_right(found: Found) -> bool:
