@@ -1,6 +1,6 @@
 """What each search of the planner brings: plans of ten models by the usual effort, and by it less one search each.
 
-`python benchmarks/ablation.py [MODEL ...]` writes the table into docs/planner.md and results/ablation.json. Budgets are
+`python benchmarks/ablation.py [MODEL ...]` writes the table into results/ablation.md and results/ablation.json. Budgets are
 shares of the way from the least arena of the usual effort up to its arena without recomputation. Seconds are processor
 time, of all threads together: without recomputation, with what is free, and the whole curve.
 """
@@ -90,7 +90,7 @@ def write(results: dict[str, Any]) -> None:
     budgets = " | ".join(f"time at {share:.0%}" for share in SHARES)
     table = [f"| model, actions | effort | off | free | least | {budgets} | planned in |", "|---" * 9 + "|"]
     made = "\n".join(table + [line for name in MODELS if name in results for line in lines(name, results[name])])
-    put("docs/planner.md", "ablation", made)
+    put("benchmarks/results/ablation.md", "ablation", made)
 
 
 def main() -> None:

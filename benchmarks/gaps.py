@@ -2,7 +2,7 @@
 
 `python benchmarks/gaps.py [MODEL ...]`: a row a model and batch, with the points of its curve
 that were laid out, how many of them are above the highest live set of their schedule, and by how much at most; without
-models it also writes what each model comes to into docs/planner.md. Nothing is executed. A curve is searched as long as
+models it also writes what each model comes to into results/placement.md. Nothing is executed. A curve is searched as long as
 for a budget at the model's own batch, and shortly, as `plan_curve(..., thorough=False)` does, at the others.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     table = "\n".join([HEAD, *(row(name) for name in sys.argv[1:] or fp.models.names())])
     print(table)
     if not sys.argv[1:]:
-        put("docs/planner.md", "gaps", table)
+        put("benchmarks/results/placement.md", "gaps", table)
 
 
 if __name__ == "__main__":
