@@ -1,4 +1,4 @@
-"""The command about what less memory costs: pareto."""
+"""The command that shows what less memory costs: pareto."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BAR = 40  # characters of the longest bar
 def pareto(model: str, as_json: bool, **options: Any) -> None:
     """Show what less memory costs: the arena of a step of MODEL against added flops and predicted time.
 
-    From no recomputation to the least memory found, with the lowest plans within +1 %, +5 % and +20 %. Plans of a step
-    with more of it in parts say so.
+    The rows go from no recomputation to the least memory found, with the lowest plans within +1 %, +5 % and +20 % of
+    time. Plans that run more of the step in parts are marked.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The command that lays a snapshot of PyTorch's memory beside a plan."""
+"""The command that compares a snapshot of PyTorch's memory with a plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from foreplan.cli.flags import command, config_option, json_option, plan_file_op
 from foreplan.cli.options import echo, is_plan_file, print_json
 
 
-@command(short_help="Lay a snapshot of PyTorch's memory beside a plan.")
+@command(short_help="Compare a snapshot of PyTorch's memory with a plan.")
 @click.argument("snapshot", metavar="SNAPSHOT.pickle")
 @click.argument("plan")
 @config_option
 @plan_file_options
 @json_option
 def compare(snapshot: str, plan: str, as_json: bool, **options: Any) -> None:
-    """Lay a snapshot of PyTorch's memory beside a plan: peak, what is alive there, allocations, fragmentation.
+    """Compare a snapshot of PyTorch's memory with a plan: the peak, what is alive there, allocations, fragmentation.
 
-    The snapshot is what `torch.cuda.memory._dump_snapshot` writes. It is read as plain data; nothing in it runs. The
-    plan is a plan file or a MODEL.
+    `torch.cuda.memory._dump_snapshot` writes the snapshot. It is read as plain data; nothing in it runs. The plan is a
+    plan file or a MODEL.
 
     \b
     Example:

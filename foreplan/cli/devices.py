@@ -22,17 +22,21 @@ if TYPE_CHECKING:
     from foreplan.runtime.cuda.device import Device
 
 
-@command(short_help="List the cards that plans can be made for.")
+@command(short_help="List the cards that foreplan can plan for.")
 @click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
 @out_option("FILE.toml", "Where to write it; standard output by default.")
-@click.option("--calibrate", is_flag=True, help="Measure what processes hold besides their arenas, and links of ranks.")
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Measure the memory of processes outside their arenas, and the links between ranks.",
+)
 @json_option
 def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> None:
-    """List the cards that plans can be made for, none of which needs to be in this machine, and its processor.
+    """List the cards that foreplan can plan for, and this machine's processor. No card needs to be in the machine.
 
-    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration, of processes on this machine, of
-    links between them and of its card if it has one, is kept with the user's settings, and estimates go by it: run it
-    while nothing else uses the machine.
+    --capture writes a profile of a card; `--target cuda:FILE.toml` plans for it. --calibrate measures the memory of
+    processes on this machine, the links between them, and its card if it has one. The figures are kept with the user's
+    settings, and later estimates use them. Calibrate while nothing else uses the machine.
 
     \b
     Examples:
@@ -53,7 +57,7 @@ def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> 
 
 
 def _list(as_json: bool) -> None:
-    """Every card that is described, and the processor."""
+    """Prints every known card, and the processor."""
     from foreplan.runtime.cuda.device import devices as known
 
     if as_json:
@@ -178,7 +182,7 @@ def _processor_text() -> str:
 
 
 def _print_table(listed: Iterable[Device]) -> None:
-    """A line a card: what it has, and what it does in a second."""
+    """Prints one row per card: memory, bandwidth, peak rates."""
     from rich.console import Console
     from rich.table import Table
 

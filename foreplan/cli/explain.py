@@ -1,4 +1,4 @@
-"""The command about reasons: explain."""
+"""The command that explains a step's memory: explain."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from foreplan.lower.fallbacks import Fallback
 
 
-@command(short_help="Say why a step needs its memory, and what would change that.")
+@command(short_help="Explain why a step needs its memory, and what would reduce it.")
 @model_options
 @json_option
 def explain(model: str, as_json: bool, **options: Any) -> None:
-    """Say why a step of MODEL needs the memory that it needs: where the peak is, what lives there and what it waits
-    for, what the planner has done, and what each change would bring. Each figure is computed.
+    """Explain the memory of a step of MODEL: where the peak is, what is alive there and what it waits for, what the
+    planner did, and how much each change would save. All figures are computed.
 
-    MODEL may be a plan file; what needs the model is then left out.
+    MODEL may be a plan file. Then the answer leaves out what needs the model itself.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def explain(model: str, as_json: bool, **options: Any) -> None:
 
 
 def _fallback_table(found: Sequence[Fallback]) -> str:
-    """A line an op that runs NumPy's kernel: how often, and in which nodes."""
+    """One row per op that falls back to NumPy's kernel: how often, and in which nodes."""
     lines = [f"{'by NumPy':<22}{'actions':>9}  nodes"]
     for each in found:
         lines.append(f"{each.op:<22}{each.count:>9,}  {listed(each.nodes, 4)}")

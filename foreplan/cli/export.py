@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @model_options
 @weights_options
 @out_option("OUT.onnx", "Where to write it.", required=True)
-@click.option("--graph", is_flag=True, help="foreplan's own graph of the model, instead of an ONNX file as it was.")
-@click.option("--step", is_flag=True, help="The whole training step: loss, gradients and updates.")
+@click.option("--graph", is_flag=True, help="Write foreplan's own graph of the model, not the ONNX file's.")
+@click.option("--step", is_flag=True, help="Write the whole training step: loss, gradients and updates.")
 @seed_option
 @json_option
 def export(
@@ -34,8 +34,8 @@ def export(
 ) -> None:
     """Write MODEL as an ONNX file, with the weights of a checkpoint.
 
-    An ONNX file is written as it was, with its new weights. A zoo model is written as a graph of standard ops. With
-    --step, what a step changes are inputs and outputs of the file: x and x/next.
+    An ONNX file keeps its graph and gets the new weights. A zoo model becomes a graph of standard ops. With --step,
+    whatever a step changes is an input x and an output x/next of the file.
 
     \b
     Examples:
@@ -65,8 +65,8 @@ def export(
 
 
 def _compiled(model: str, settings: Settings) -> Compiled:
-    """A step with weights as `train` has them: quantised ones and narrow ones in float32, unless --narrow-weights says
-    otherwise.
+    """A step whose weights are those of `train`: quantised and narrow ones become float32, unless --narrow-weights is
+    given.
     """
     from foreplan.compiler import api
     from foreplan.passes.master_weights import master_weights

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 @command(short_help="Find the largest batch that fits a memory, or every card.")
 @model_options_without("ranks")
-@click.option("--ranks", metavar="N,N", help="One table of these numbers of ranks, and of what they hold parts of.")
-@click.option("--memory", metavar="SIZE", help="What a step may take, such as 8GiB; a card's own memory by default.")
-@click.option("--all-cards", "all_cards", is_flag=True, help="One table of every card that foreplan has described.")
-@click.option("--max-extra-time", "most", metavar="SHARE", help="Most predicted time added to save memory, such as 5%.")
+@click.option("--ranks", metavar="N,N", help="Print a table for these numbers of ranks, and for each --shard.")
+@click.option("--memory", metavar="SIZE", help="The memory of a step, such as 8GiB; by default the card's own.")
+@click.option("--all-cards", "all_cards", is_flag=True, help="Print a table of every card that foreplan knows.")
+@click.option(
+    "--max-extra-time", "most", metavar="SHARE", help="How much predicted time recomputation may add, such as 5%."
+)
 @json_option
 def fit(
     model: str,
@@ -36,17 +38,17 @@ def fit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Find the largest batch with which a step of MODEL fits a memory, in parts and recomputing where it helps, or
-    recomputing the segments that --checkpoint names and nothing else.
+    """Find the largest batch with which a step of MODEL fits a memory. The step may run in parts and recompute where
+    that helps; with --checkpoint it recomputes the named segments and nothing else.
 
-    On a card the memory holds all that a process takes there, and is the card's own unless --memory says less. On the
-    host --memory is what the arena may take.
+    On a card, the memory is what the whole process may take: the card's own, unless --memory gives less. On the host,
+    --memory limits the arena.
 
-    --all-cards prints a row a card, and --ranks 1,2,4,8 one for each number of ranks and each --shard. Both recompute
-    nothing unless --max-extra-time says how much they may; that takes minutes.
+    --all-cards prints one row per card. --ranks 1,2,4,8 prints one row per number of ranks and --shard. Neither
+    recomputes anything unless --max-extra-time allows it, which takes minutes.
 
-    The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
-    larger ones still. No batch beyond 65,536 is tried. Exits with 3 if not even one sample fits.
+    The plan of the answer is verified. The next larger batch was tried and does not fit; nothing is known of larger
+    ones still. The search ends at a batch of 65,536. Exits with 3 if not even one sample fits.
 
     \b
     Examples:
@@ -103,7 +105,7 @@ def _share(text: str | None) -> float | None:
 
 
 def _memory(text: str | None, settings: Settings) -> int:
-    """The memory that a step may take: as it is said, or the card's."""
+    """The memory that a step may take: the one given, or the card's."""
     from foreplan.lower.outside import device_bytes
 
     if text is not None:
@@ -189,7 +191,7 @@ class _Row:
 
 
 def _on_all_cards(model: str, settings: Settings, share: float | None) -> Iterator[_Row]:
-    """A row a card, by name; each search begins where the one before, in proportion to the memory, has ended."""
+    """One row per card, by name. Each search starts from the batch that the search before it found."""
     from foreplan.runtime.cuda.device import devices
 
     first = settings.batch

@@ -1,4 +1,4 @@
-"""Which sharding and batch on how many ranks: the table of `fit --ranks 1,2,4,8`."""
+"""The table of `fit --ranks 1,2,4,8`: the largest batch for each number of ranks and each sharding."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ranks_in(text: str) -> tuple[int, ...]:
 def rows_of_ranks(
     settings: Settings, counts: tuple[int, ...], chosen: bool, trials_of: Callable[[Settings], Trials]
 ) -> Iterator[RanksRow]:
-    """A row for each number of ranks and what they hold parts of.
+    """One row for each number of ranks and each sharding.
 
     Args:
         chosen: whether the settings say that; else all are tried.

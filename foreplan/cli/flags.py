@@ -93,7 +93,7 @@ config_option = click.option(
     callback=_read,
     cls=Grouped,
     group="Model",
-    help="Options of the step, from a file; flags that are given win over it.",
+    help="Read options of the step from a file. Flags override it.",
 )
 
 

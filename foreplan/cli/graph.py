@@ -23,10 +23,16 @@ ALL = "all"
 
 @command(short_help="Print the graph of a step, and what each pass makes of it.")
 @model_options
-@click.option("--print-after", "after", multiple=True, metavar="PASS|all", help="Print what a pass gives, each time.")
+@click.option(
+    "--print-after",
+    "after",
+    multiple=True,
+    metavar="PASS|all",
+    help="Print the graph after a pass, each time it runs; may be given again.",
+)
 @click.option("--without", multiple=True, metavar="PASS", help="Leave a pass out; may be given again.")
 @out_option("FILE", "Write the graph instead: FILE.dot, or FILE.graphml.")
-@click.option("--time", "timed", is_flag=True, help="List the passes with their processor time.")
+@click.option("--time", "timed", is_flag=True, help="List the passes and their processor time.")
 @json_option
 def graph(
     model: str,
@@ -37,9 +43,9 @@ def graph(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print the graph of a step of MODEL, as it is lowered for the target: one node a line.
+    """Print the graph of a step of MODEL as the target gets it, one node per line.
 
-    The passes and their order are the list in foreplan/compiler/pipeline.py.
+    foreplan/compiler/pipeline.py lists the passes in order.
 
     \b
     Examples:
@@ -98,7 +104,7 @@ def _told(ran: Ran) -> str:
 
 
 def _table(ran: Iterable[Ran]) -> str:
-    """A line a pass: its stage, processor time, and how many nodes the graph has behind it."""
+    """One row per pass: its stage, processor time, and the nodes of the graph after it."""
     lines = [f"{'pass':<20}{'stage':<10}{'time':>10}{'nodes':>9}"]
     for each in ran:
         nodes = f"{len(each.graph.nodes):,}" if each.changed else "same"

@@ -166,14 +166,14 @@ def rank_of_job() -> int:
 
 
 def end_job(code: int) -> None:
-    """End this rank, and others if they would wait for it. Who has not come to run anything has no others."""
+    """End this rank, and the others if they would wait for it. There are none if this rank has not run anything."""
     launch = sys.modules.get("foreplan.runtime.ranks.launch")
     if launch is not None:
         launch.end(code)
 
 
 def tell(message: str, show: Callable[[], None] | None = None, of_ranks: bool = False) -> None:
-    """Print an error: the first rank's at once, that of another where it is another one.
+    """Print an error: the first rank's at once, another rank's only if it differs.
 
     Args:
         show: prints more than the message; None: there is no more.

@@ -21,7 +21,7 @@ class Log(Protocol):
 
 
 class CsvLog:
-    """A line a step; a figure that a step does not have is left empty. Each line is on disk when the next step runs."""
+    """One line per step. A figure that a step lacks is left empty. Each line is on disk before the next step runs."""
 
     def __init__(self, file: IO[str], columns: Sequence[str]) -> None:
         self._file, self._columns = file, columns

@@ -66,8 +66,8 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _written(ctx: click.Context) -> Iterator[None]:
-    """Where a command is wrong, or something cannot be read or written, end with a message; where nobody reads a pipe,
-    as others end.
+    """End with a message if a command is wrong or a file cannot be read or written; with a closed pipe, end as other
+    programs do.
     """
     try:
         yield
@@ -81,7 +81,7 @@ def _written(ctx: click.Context) -> Iterator[None]:
 
 
 def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
-    """Run a command; with --json, what goes wrong is an object on standard output too, the only one."""
+    """Run a command. With --json, an error is printed as the only object on standard output, too."""
     try:
         return run(ctx)
     except click.UsageError as error:

@@ -43,23 +43,23 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
     "--as",
     "framework",
     metavar="pytorch|ddp[:KEY=VALUE]",
-    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; ddp: within "
-    "DistributedDataParallel. Options such as zero=keep say how the training loop is written. For a card, cuDNN is "
-    "asked how much workspace convolutions take; workspace=SIZE limits it.",
+    help="Compare the plan with the same step in eager PyTorch, phase by phase; ddp: in DistributedDataParallel. "
+    "Options such as zero=keep describe the training loop. On a card, cuDNN tells how much workspace convolutions "
+    "take; workspace=SIZE limits it.",
 )
 @click.option(
     "--snapshot",
     metavar="EAGER.pickle",
-    help="Write PyTorch's step as a snapshot, for pytorch.org/memory_viz; with --as.",
+    help="With --as: write PyTorch's step as a snapshot for pytorch.org/memory_viz.",
 )
 @json_option
 def estimate(
     model: str, listed: bool, framework: str | None, snapshot: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
+    """Say how much memory a step of MODEL takes, and what fills the peak. Allocates nothing and reads no weights.
 
-    MODEL may be a plan file too. On a card it ends with whether the whole of it fits there, and exits with 3 if not;
-    then it says what would fit: a smaller batch, a budget, a narrower precision.
+    MODEL may be a plan file too. For a card, the last line says whether the step fits. If it does not, the command
+    lists what would fit, such as a smaller batch, a budget or a narrower precision, and exits with 3.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def estimate(
 
 
 def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[str, Any]) -> Beside:
-    """PyTorch's step beside the plan: of a user's function PyTorch runs the module itself, of all else the graph is
+    """PyTorch's step beside the plan. PyTorch runs the module of a user's function; of any other MODEL the graph is
     counted.
     """
     given = made(model, settings.batch) if is_factory(model) else None
@@ -165,7 +165,7 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
 
 
 def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
-    """What makes a step of a model fit its card; of a plan file nothing is known."""
+    """What makes a step of a model fit its card; nothing for a plan file."""
     from foreplan.fit.fitting import batch_of
     from foreplan.fit.remedies import remedies
 
@@ -211,7 +211,7 @@ def _exchanges(figures: dict[str, Any]) -> str:
 @command(short_help="Write the plan of a step to a file.")
 @model_options
 @out_option("FILE", "Where to write the plan.", required=True)
-@click.option("--kernels", is_flag=True, help="Put compiled kernels for a card into the file too.")
+@click.option("--kernels", is_flag=True, help="Also store the kernels that were compiled for a card.")
 @json_option
 def plan(model: str, path: str, kernels: bool, as_json: bool, **options: Any) -> None:
     """Plan a step of MODEL and write the plan to a file, which `verify`, `view`, `diff` and `run` read.
@@ -267,12 +267,12 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
 
 @command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
 @model_options
-@out_option("FILE", "Write a file instead; its name says in which format.")
-@click.option("--format", "form", metavar="NAME", help="The format, where the name does not say it: html, svg, …")
-@click.option("--over", metavar="OTHER.plan", help="Lay the plan of another file over this one, on the map.")
+@out_option("FILE", "Write a file instead, in the format that its name says.")
+@click.option("--format", "form", metavar="NAME", help="The format, if the name does not say it: html, svg, …")
+@click.option("--over", metavar="OTHER.plan", help="Draw the plan of another file over this one, on the map.")
 @json_option
 def view(model: str, path: str | None, form: str | None, over: str | None, as_json: bool, **options: Any) -> None:
-    """Show where the bytes are: MODEL may be a plan file too.
+    """Show where the bytes are. MODEL may be a plan file too.
 
     Without -o, prints the memory as a table. With it, the ending of the name says what is written:
 
@@ -333,7 +333,7 @@ def _plan_file(path: str, settings: Settings) -> Compiled:
 @plan_file_options
 @json_option
 def diff(before: str, after: str, as_json: bool, **options: Any) -> None:
-    """Say what changed between two plans; each is a plan file or a MODEL, which --config and --budget are for.
+    """Say what changed between two plans. Each is a plan file or a MODEL; --config and --budget are for a MODEL.
 
     \b
     Examples:
@@ -362,14 +362,15 @@ def diff(before: str, after: str, as_json: bool, **options: Any) -> None:
     default=10.0,
     show_default=True,
     metavar="N",
-    help="How long to search where simple rules do not do: counted work that takes about N seconds.",
+    help="How long to search if simple rules fail: counted work that takes about N seconds.",
 )
 @json_option
 def place(table: str, capacity: str | None, path: str | None, effort: float, as_json: bool) -> None:
-    """Place plain intervals: a CSV with the columns id,lower,upper,size in, the same with an offset column out.
+    """Place plain intervals: read a CSV file with the columns id,lower,upper,size, and add an offset column.
 
-    Columns for alignment, and for offsets of buffers that lie already, may be there too. Lifespans are half-open. The
-    form is MiniMalloc's. Without a capacity, the height is made as low as it gets, and printed with its lower bound.
+    The file may also have columns for alignment, and for the offsets of buffers that are placed already. Lifespans are
+    half-open, as in MiniMalloc's format. Without a capacity, the command looks for the lowest height, and prints its
+    lower bound too.
 
     \b
     Examples:

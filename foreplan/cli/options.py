@@ -24,20 +24,22 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 MODEL_FILES = (".onnx", ".pt2")
 
 
-threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a step.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="How many threads a step uses."
+)
 seed_option = click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
     metavar="N",
-    help="What weights, random masks and the order of samples are drawn from.",
+    help="Seed of weights, random masks and the order of samples.",
 )
 deadline_option = click.option(
     "--deadline",
     type=click.FloatRange(min=0.001, max=1e9),
     metavar="SECONDS",
-    help="How long ranks wait for one another before the job ends: 600.",
+    help="How long ranks wait for one another before the job ends; by default 600.",
 )
 
 

@@ -71,10 +71,10 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the forward pass of MODEL on arrays from a file. MODEL may be an inference plan; one of several ranks is
-    started by a launcher, and the first rank writes.
+    """Run the forward pass of MODEL on arrays from a file. MODEL may be an inference plan. Start a plan for several
+    ranks with a launcher; the first rank writes the outputs.
 
-    Without -o, prints what came out: shape, lowest, mean and highest of each output.
+    Without -o, prints the shape, lowest, mean and highest value of each output.
 
     \b
     Examples:
@@ -178,7 +178,13 @@ def _infer(compiled: Compiled, session: Session, arrays: ArrayFile, path: str) -
 
 @command(short_help="Time a step, and compare memory planned and used.")
 @model_options
-@click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, help="The first is not timed.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="How many steps to run; the first is not timed.",
+)
 @threads_option
 @seed_option
 @json_option
@@ -244,7 +250,13 @@ TRACE = ".trace.json"
 
 @command(short_help="Time a step instruction by instruction: by kernel and by module.")
 @model_options
-@click.option("--steps", type=click.IntRange(1, 1_000), default=5, show_default=True, help="The shortest time counts.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1_000),
+    default=5,
+    show_default=True,
+    help="How many steps to time; the shortest time counts.",
+)
 @out_option(f"FILE{TRACE}", "Write the timeline, for Perfetto and Chrome.")
 @threads_option
 @seed_option
@@ -254,8 +266,8 @@ def profile(
 ) -> None:
     """Time a step of MODEL on made-up inputs, instruction by instruction, and say where the time goes.
 
-    The tables have a row for each kernel and for each module, with the time that was predicted beside it, and with the
-    share of what this machine does at its best.
+    One table has a row per kernel, the other a row per module. Each row also shows the predicted time, and what share
+    of this machine's best rate was reached.
 
     \b
     Examples:

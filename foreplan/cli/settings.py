@@ -148,7 +148,7 @@ class Settings:
     )
     infer: bool = field(
         default=False,
-        metadata=_model("Make the forward pass alone, instead of the whole training step.", flag="--infer", check=flag),
+        metadata=_model("Plan the forward pass alone, not the whole training step.", flag="--infer", check=flag),
     )
     loss: str | None = field(
         default=None,
@@ -162,7 +162,7 @@ class Settings:
     optimizer: str = field(
         default="nesterov",
         metadata=_training(
-            f"One of {', '.join(OPTIMIZERS)}; its parameters may follow, as in adamw:beta2=0.95,ema=0.999.",
+            f"One of {', '.join(OPTIMIZERS)}, with parameters if any, such as adamw:beta2=0.95,ema=0.999.",
             flag="--optimizer",
             value="NAME[:KEY=VALUE,…]",
             check=optimizer_text,
@@ -171,7 +171,7 @@ class Settings:
     rate: float = field(
         default=0.01,
         metadata=_training(
-            "The learning rate; with a schedule, the one that it begins with or rises to.",
+            "The learning rate; with a schedule, its first or highest rate.",
             flag="--lr",
             check=option_checks.number,
         ),
@@ -179,8 +179,7 @@ class Settings:
     schedule: str | None = field(
         default=None,
         metadata=_training(
-            f"How the learning rate follows from the step: one of {', '.join(SCHEDULES)}, such as "
-            "cosine:steps=1000,warmup=50.",
+            f"How the learning rate changes: one of {', '.join(SCHEDULES)}, such as cosine:steps=1000,warmup=50.",
             flag="--schedule",
             value="NAME[:KEY=VALUE,…]",
             check=schedule_text,
@@ -189,7 +188,7 @@ class Settings:
     clip_norm: float | None = field(
         default=None,
         metadata=_training(
-            "Scale gradients down to this norm of all together.",
+            "Scale all gradients down so that their joint norm is at most X.",
             flag="--clip-norm",
             value="X",
             check=option_checks.number,
@@ -238,19 +237,19 @@ class Settings:
     )
     dora: bool = field(
         default=False,
-        metadata=_adapters("Train the norms of the adapted weights, too.", flag="--dora", check=flag),
+        metadata=_adapters("Also train the norms of the adapted weights (DoRA).", flag="--dora", check=flag),
     )
     step: Options = USUAL
     trust_code: bool = field(
         default=False,
         metadata=_plan(
-            "Run machine code that a plan file has for a card.", flag="--trust-code", check=flag, in_files=False
+            "Run the machine code for a card in a plan file.", flag="--trust-code", check=flag, in_files=False
         ),
     )
     weights_folder: str | None = field(
         default=None,
         metadata=_plan(
-            "Where the weights are that a plan file names; beside it by default.",
+            "The folder of the weights that a plan file names; by default the plan's own.",
             flag="--weights-folder",
             value="DIR",
             check=_some_text,

@@ -32,18 +32,27 @@ FILES = ("data", "validation", "resume", "weights")  # parameters whose content 
 
 @command(short_help="Train a model on a file of arrays.")
 @model_options
-@click.option("--data", required=True, metavar="FILE.npz", help="Arrays named like the inputs; leading axis = samples.")
+@click.option(
+    "--data", required=True, metavar="FILE.npz", help="Arrays named like the inputs. The leading axis is samples."
+)
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; 1 unless --steps is given.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after this number of steps.")
-@out_option("W.safetensors", "Checkpoint, written at the end and on Ctrl-C.")
+@out_option("W.safetensors", "Write the checkpoint there, at the end and on Ctrl-C.")
 @click.option("--save-every", type=click.IntRange(min=1), metavar="N", help="Write the checkpoint every N steps, too.")
-@click.option("--validation", metavar="FILE.npz", help="Data to measure the model on after each epoch.")
-@click.option("--metrics", multiple=True, metavar="NAME", help="Of fp.metrics, or a loss; may be given again.")
+@click.option("--validation", metavar="FILE.npz", help="Measure the model on this data after each epoch.")
+@click.option(
+    "--metrics",
+    multiple=True,
+    metavar="NAME",
+    help="What to measure: one of fp.metrics, or a loss; may be given again.",
+)
 @click.option("--log", metavar="FILE.csv", help="Write the figures of each step there.")
-@click.option("--tensorboard", metavar="DIR", help="Write them for TensorBoard, too.")
-@click.option("--save-averages", "averages", metavar="FILE", help="Write the model with its averaged weights there.")
-@click.option("--save-adapters", "adapters", metavar="FOLDER", help="Write the adapters of --lora there, as PEFT does.")
-@click.option("--resume", metavar="W.safetensors", help="Go on from a checkpoint, exactly where it was.")
+@click.option("--tensorboard", metavar="DIR", help="Write the figures of each step for TensorBoard, too.")
+@click.option("--save-averages", "averages", metavar="FILE", help="Write the model with averaged weights there.")
+@click.option(
+    "--save-adapters", "adapters", metavar="FOLDER", help="Write the adapters of --lora there, in PEFT's format."
+)
+@click.option("--resume", metavar="W.safetensors", help="Continue from a checkpoint, exactly where it stopped.")
 @weights_options
 @threads_option
 @seed_option
@@ -72,10 +81,10 @@ def train(
 ) -> None:
     """Train MODEL on arrays from a file.
 
-    Samples are shuffled anew each epoch, by the seed. Started by a launcher on several ranks, each takes its share of a
-    step's samples. A run that was stopped and resumed with the same options goes
-    on exactly where it was. Ctrl-C finishes the step, writes the checkpoint and exits with 130. A checkpoint takes the
-    place of the one before when it is whole; one with nan in a parameter is not written.
+    The seed decides how samples are shuffled in each epoch. If a launcher starts several ranks, each takes its share of
+    a step's samples. A stopped run goes on exactly where it was with --resume and the same options. Ctrl-C finishes the
+    step, writes the checkpoint and exits with 130. A new checkpoint replaces the old one only when it is complete; one
+    with nan in a parameter is not written.
 
     \b
     Examples:

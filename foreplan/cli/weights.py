@@ -1,4 +1,4 @@
-"""Options that say which file's weights a command starts from, and how the file's names differ from the model's."""
+"""Options for the file of weights that a command starts from, and for how its names differ from the model's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ _OPTIONS = {
     "partial": _option(
         "--partial",
         is_flag=True,
-        help="Take what --weights has of the model, convert element types and transpose where only that fits.",
+        help="Load the weights that --weights has, and convert or transpose them if they only fit so.",
     ),
-    "prefix": _option("--prefix", metavar="TEXT", help="A beginning of names in --weights to leave out."),
+    "prefix": _option("--prefix", metavar="TEXT", help="Drop this prefix from the names in --weights."),
     "rename": _option(
-        "--rename", multiple=True, metavar="PART=NEW", help="A part of names in --weights and what the model calls it."
+        "--rename",
+        multiple=True,
+        metavar="PART=NEW",
+        help="Rename a part of the names in --weights to the model's name; may be given again.",
     ),
     "transpose": _option(
-        "--transpose", multiple=True, metavar="PATTERN", help="Matrices that --weights has the other way round."
+        "--transpose",
+        multiple=True,
+        metavar="PATTERN",
+        help="Transpose these matrices of --weights; may be given again.",
     ),
-    "skip": _option("--skip", multiple=True, metavar="PATTERN", help="Weights not to take from --weights."),
+    "skip": _option(
+        "--skip", multiple=True, metavar="PATTERN", help="Do not load these weights from --weights; may be given again."
+    ),
 }
 
 
@@ -38,7 +46,7 @@ def weights_options(function: _Function) -> _Function:
     """`--weights`, and how to read it."""
     for decorator in reversed(_OPTIONS.values()):
         function = decorator(function)
-    what = "Parameters and running statistics, from `train` or another tool."
+    what = "Load parameters and running statistics, written by `train` or another tool."
     return _option("--weights", metavar="W.safetensors", help=what)(function)
 
 

@@ -59,8 +59,8 @@ class Options:
     budget: int | float | str | None = field(
         default=None,
         metadata=_memory(
-            "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
-            "the arena. Or a share, such as 0.5, of the arena without recomputation.",
+            "The most memory, such as 2GiB or 512MiB: on a card, of the whole process; on the host, of the arena. Or a "
+            "share, such as 0.5, of the arena without recomputation.",
             check=option_checks.budget,
             flag="--budget",
             value="SIZE",
@@ -122,8 +122,8 @@ class Options:
     batch_norm: str = field(
         default="train",
         metadata=_training(
-            "Normalise by the statistics of the batch, which the running ones follow (train); by those of all ranks' "
-            "batches together (sync); or use the running ones and keep them (frozen).",
+            "What batch normalisation uses: statistics of the batch, which update the running ones (train); those of "
+            "all ranks' batches together (sync); or the running ones, unchanged (frozen).",
             more="With several ranks, train normalises each rank's batch by itself. Running statistics then differ "
             "from rank to rank, and a checkpoint has those of the first one. With sync, as in PyTorch's SyncBatchNorm, "
             "ranks come to what one process does with all samples. Each layer then exchanges two vectors of channels "
@@ -309,7 +309,7 @@ class Options:
     ranks: int = field(
         default=1,
         metadata=_ranks(
-            "Plan a step of so many ranks: processes that each train on samples of their own, and all come to the same "
+            "Plan for so many ranks: processes that train on different samples and end each step with the same "
             "weights.",
             more="The batch of the model is that of one rank. A launcher such as `mpirun -n 4` starts them; all run "
             "the same plan. The loss that a step returns is the mean of theirs, and so are gradients.",
@@ -321,8 +321,7 @@ class Options:
     shard: str = field(
         default="none",
         metadata=_ranks(
-            "What each rank holds a part of, instead of all: the optimizer's state, its gradients too, or parameters "
-            "too.",
+            "What is divided among ranks: the optimizer's state, also gradients, or also parameters.",
             more="As ZeRO's stages 1, 2 and 3 (Rajbhandari et al. 2020).",
             flag="--shard",
             choices=SHARDS,
@@ -331,7 +330,7 @@ class Options:
     tensor: int = field(
         default=1,
         metadata=_ranks(
-            "Let so many neighbouring ranks take the same samples, each with a part of the products' weights.",
+            "Split the weights of products over so many neighbouring ranks, which take the same samples.",
             more="As in Megatron-LM (Shoeybi et al. 2019, Korthikanti et al. 2022): attention by heads, dense layers "
             "by columns and rows, and what lies between these by tokens.",
             flag="--tensor",
@@ -342,8 +341,8 @@ class Options:
     stages: int = field(
         default=1,
         metadata=_ranks(
-            "Cut the model into so many stages, each on ranks of its own, through which micro-batches go one behind "
-            "the other.",
+            "Cut the model into so many pipeline stages, each on ranks of its own; micro-batches go through them one "
+            "after the other.",
             more="Cuts are where stages take about as long, and the fewest bytes cross. `accumulate` says how many "
             "micro-batches there are. Neighbouring ranks have the same `stage`; `foreplan.compiler.staged` has all.",
             flag="--stages",
@@ -360,8 +359,8 @@ class Options:
     links: str = field(
         default="",
         metadata=_ranks(
-            "The links between ranks, which predicted times depend on: of a node, how many devices it has, and between "
-            "nodes, such as nvlink4*8+infiniband-ndr.",
+            "The links between ranks, for predicted times: the link in a node, how many devices a node has, and the "
+            "link between nodes, such as nvlink4*8+infiniband-ndr.",
             more="What is left out is as the target is known for. docs/links.md has the names.",
             check=option_checks.text,
             flag="--links",
