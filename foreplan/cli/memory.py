@@ -279,7 +279,7 @@ def view(model: str, path: str | None, form: str | None, over: str | None, as_js
     \b
       .html             the memory map: one page, opens offline
       .svg              the map as a picture
-      .csv              a row a buffer
+      .csv              one row per buffer
       .trace.json       a trace over predicted time, for Perfetto and Chrome
       .speedscope.json  time and bytes by module, for speedscope
       .onnx             instructions with offsets and lifetimes, for Netron

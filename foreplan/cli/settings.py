@@ -153,8 +153,8 @@ class Settings:
     loss: str | None = field(
         default=None,
         metadata=_training(
-            "The loss, on the first output. By default a zoo model's own; of any other that output itself where it is "
-            "one number, and else cross_entropy.",
+            "The loss of the first output. By default a zoo model's own; for other models the output itself if it is "
+            "one number, and cross_entropy if not.",
             flag="--loss",
             choices=LOSSES,
         ),

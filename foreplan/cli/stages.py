@@ -58,7 +58,7 @@ def _headline(figures: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """A row a stage."""
+    """One row per stage."""
     several = any(row["exchanged_bytes"] for row in rows)
     cells = [[*_COLUMNS, *([_WITHIN] if several else []), _BUSY]]
     for row in rows:

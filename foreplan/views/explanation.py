@@ -97,7 +97,7 @@ def _held_lines(held: tuple[Held, ...]) -> Iterator[str]:
 
 
 def _stage_lines(told: Explanation) -> Iterator[str]:
-    """A line a stage: bytes that live at its peak, the arena, what it changed, how."""
+    """One row per stage: bytes that live at its peak, the arena, what it changed, how."""
     yield f"  {'after':<14}{'live':>12}{'arena':>12}{'change':>9}"
     before = 0
     for stage in told.stages.stages:

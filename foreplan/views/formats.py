@@ -41,7 +41,7 @@ PAGE = "html"
 FORMATS = (
     Format(PAGE, ".html", "the memory map, a page that opens offline", lambda memory, title: map_html([memory], title)),
     Format("svg", ".svg", "the memory map as a picture", svg_text),
-    Format("csv", ".csv", "a row a buffer: place, lifetime, readers", lambda memory, _: csv_text(memory)),
+    Format("csv", ".csv", "one row per buffer: place, lifetime, readers", lambda memory, _: csv_text(memory)),
     Format(
         "trace", ".trace.json", "instructions and live bytes over predicted time, for Perfetto and Chrome", trace_text
     ),

@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 def csv_text(memory: Memory) -> str:
-    """One row a buffer, in the planner's order.
+    """One row per buffer, in the planner's order.
 
     `lower` and `upper` are instructions (half-open), `begin_ns` and `end_ns` the same in predicted time. `value` is the
     same for all lives of one value, those in host memory too, and -1 for a workspace. `written` is the instruction that
