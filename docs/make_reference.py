@@ -226,7 +226,7 @@ def command_line() -> list[str]:
 def _row(option: Any, *cells: str) -> str:
     """The rest of a line about a flag: its names with its value, cells, and what it means."""
     value = "" if option.is_flag else f" {option.metavar or '|'.join(getattr(option.type, 'choices', ['N']))}"
-    usual = f" By default {option.default}." if option.show_default and option.default else ""
+    usual = f" By default {option.default}." if option.show_default and option.default is not None else ""
     names = f"{', '.join(option.opts)}{value}".replace("|", "\\|")
     return " | ".join((f"`{names}`", *cells, f"{_escaped(option.help or '')}{usual} |"))
 

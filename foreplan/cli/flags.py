@@ -143,7 +143,7 @@ def _option(name: str, each: Field[Any]) -> Callable[[_Function], _Function]:
     elif said.check is option_checks.number:
         kind = click.FLOAT
     return option(
-        type=kind, default=each.default, show_default=bool(each.default), metavar=said.value or None, help=text
+        type=kind, default=each.default, show_default=each.default not in (None, ""), metavar=said.value or None, help=text
     )
 
 
