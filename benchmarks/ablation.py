@@ -1,6 +1,6 @@
 """What each search of the planner brings: plans of ten models by the usual effort, and by it less one search each.
 
-`python benchmarks/ablation.py [MODEL ...]` writes the table into results/ablation.md and results/ablation.json. Budgets are
+`python benchmarks/ablation.py [MODEL ...]` writes results/ablation.md and results/ablation.json. Budgets are
 shares of the way from the least arena of the usual effort up to its arena without recomputation. Seconds are processor
 time, of all threads together: without recomputation, with what is free, and the whole curve.
 """

@@ -2,8 +2,8 @@
 
 `python benchmarks/gaps.py [MODEL ...]`: a row a model and batch, with the points of its curve
 that were laid out, how many of them are above the highest live set of their schedule, and by how much at most; without
-models it also writes what each model comes to into results/placement.md. Nothing is executed. A curve is searched as long as
-for a budget at the model's own batch, and shortly, as `plan_curve(..., thorough=False)` does, at the others.
+models it also writes what each model comes to into results/placement.md. Nothing is executed. A curve is searched as
+long as for a budget at the model's own batch, and shortly, as `plan_curve(..., thorough=False)` does, at the others.
 """
 
 from __future__ import annotations

@@ -142,9 +142,8 @@ def _option(name: str, each: Field[Any]) -> Callable[[_Function], _Function]:
         kind = _Whole(said.least, said.words)
     elif said.check is option_checks.number:
         kind = click.FLOAT
-    return option(
-        type=kind, default=each.default, show_default=each.default not in (None, ""), metavar=said.value or None, help=text
-    )
+    shown = each.default not in (None, "")
+    return option(type=kind, default=each.default, show_default=shown, metavar=said.value or None, help=text)
 
 
 class _Whole(click.ParamType):
