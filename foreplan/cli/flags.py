@@ -81,8 +81,9 @@ def out_option(value: str, help: str, required: bool = False) -> Callable[[_Func
 
 def _read(context: click.Context, _: click.Parameter, path: str | None) -> None:
     if path is not None:
-        context.meta["config"] = path
+        context.meta["config"], context.meta["reading"] = path, True
         context.default_map = read_config(path)
+        context.meta["reading"] = False
 
 
 config_option = click.option(

@@ -26,21 +26,22 @@ INTERRUPTED, PIPE_CLOSED, DOES_NOT_FIT = 130, 141, 3  # the first two as a shell
 class Failure(click.ClickException):
     """An error told in one message, without a traceback."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, of_ranks: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click calls it a class variable and reads the instance's
+        self.of_ranks = of_ranks
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print `error: …` on standard error."""
-        tell(self.message)
+        tell(self.message, of_ranks=self.of_ranks)
 
 
 class Misuse(Failure):
     """A command that is written wrongly: how it is used is told as well."""
 
     def __init__(self, error: click.UsageError, of_ranks: bool) -> None:
-        super().__init__(error.format_message(), error.exit_code)
-        self.error, self.of_ranks = error, of_ranks
+        super().__init__(error.format_message(), error.exit_code, of_ranks)
+        self.error = error
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the usage and the error."""
@@ -90,7 +91,8 @@ def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
     except ForeplanError as error:
         also = f"; options are also from {ctx.meta['config']!r}" if _may_be_of_config(ctx, error) else ""
         _print_error(ctx, error, f"{error}{also}", error.exit_code)
-        raise Failure(f"{error}{also}", error.exit_code) from None
+        apart = ctx.invoked_subcommand in OF_RANKS and ctx.meta.get("reading", False)  # ranks have not met yet
+        raise Failure(f"{error}{also}", error.exit_code, apart) from None
     except KeyboardInterrupt as error:
         _print_error(ctx, error, "interrupted", INTERRUPTED)
         raise Failure("interrupted", INTERRUPTED) from None

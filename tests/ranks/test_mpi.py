@@ -345,6 +345,12 @@ def test_usage_is_told_once() -> None:
     assert json.loads(done.stdout)["exit_code"] == 2
 
 
+def test_a_file_of_options_that_is_wrong_is_told_once() -> None:
+    done = started(2, "train", "mlp:batch=2", "--data", "x.npz", "--config", "/no/such.toml", "--json")
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1
+    assert json.loads(done.stdout)["message"] == "cannot read '/no/such.toml': No such file or directory"
+
+
 @pytest.mark.thorough
 def test_usage_that_is_wrong_on_another_rank(data: str) -> None:
     """It is told, and ends the job."""
