@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from foreplan.base.errors import ShapeError, UnsupportedError
+from foreplan.graph.axes import Axes, Part
 from foreplan.graph.init import Initializer
 from foreplan.graph.names import Names
 from foreplan.graph.types import DType, TensorType, Window, as_dtype
@@ -116,6 +117,14 @@ class Op:
         if len(inputs) != count:
             raise ShapeError(f"{self.name} takes {count} inputs, and got {len(inputs)}")
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """What each axis of each tensor walks, from which follow parts of the results; None: it only computes all."""
+        return None
+
+    def part(self, part: Part) -> Op | None:
+        """For an op with `indexing` whose attributes tell of extents: what computes a part; None: nothing does."""
+        return self
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Build the nodes that pull output cotangents back to input cotangents.
 
@@ -199,7 +208,7 @@ class Op:
         return op_text(self)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Node:
     """One application of an op.
 
