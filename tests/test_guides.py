@@ -41,7 +41,7 @@ from tests.sweep.table import ENTRIES, Entry
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES = ROOT / "runtime" / "cuda" / "devices"
 PLAIN = {"Mean", "Sum", "MeanSquaredError", "MeanAbsoluteError"}  # classes of losses without parameters
-JUDGED = [name for name in JUDGES if name not in ("boxes", "card", "decomposition", "onnx")]
+JUDGED = [name for name in JUDGES if name not in ("card", "decomposition", "onnx")]
 
 
 def files(guide: str) -> dict[str, str]:

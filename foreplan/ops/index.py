@@ -14,6 +14,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import FLOAT32, INT64, Shape
 from foreplan.graph.value import Kind
@@ -136,6 +137,13 @@ class Gather(ReadAt):
         if indices.size and not data.shape[self.axis]:
             raise ShapeError(f"axis {self.axis} of {data} has no elements to gather")
         return (data.with_shape((*data.shape[: self.axis], *indices.shape, *data.shape[self.axis + 1 :])),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """The indices' axes in place of the table's."""
+        f, (data, indices) = Factors(), inputs
+        x, places = f.row("a", data.shape), f.row("i", indices.shape)
+        y = (*x[: self.axis], *places, *x[self.axis + 1 :])
+        return f.axes([x, places], [y], whole=[f"a{self.axis}"])
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
         """To the last element, from the first, counted from either end or not."""

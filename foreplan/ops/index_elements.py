@@ -14,6 +14,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
@@ -85,6 +86,12 @@ class GatherElements(ReadAt):
         data, indices = inputs
         _check(self.axis, data, indices)
         return (data.with_shape(indices.shape),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Lines along the axis, which the indices choose from."""
+        f, (data, indices) = Factors(), inputs
+        y, table = f.row("a", indices.shape), f.dim(("table", data.shape[self.axis]))
+        return f.axes([(*y[: self.axis], table, *y[self.axis + 1 :]), y], [y], whole=["table"])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Elements of the cotangent added where they were read."""

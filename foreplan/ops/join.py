@@ -11,6 +11,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Node, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
@@ -61,6 +62,12 @@ class Concat(CopyOp):
                 raise ShapeError(f"{first} and {type} differ in more than axis {self.axis}; all else must be equal")
         total = sum(type.shape[self.axis] for type in inputs)
         return (first.with_shape((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :])),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All along the axis."""
+        f, at = Factors(), self.axis
+        y = f.row("a", outputs[0].shape)
+        return f.axes([(*y[:at], ONE, *y[at + 1 :])] * len(inputs), [y], whole=[f"a{at}"])
 
     def _without(self, shape: Shape) -> Shape:
         return (*shape[: self.axis], -1, *shape[self.axis + 1 :])
@@ -133,6 +140,14 @@ class Pad(CopyOp):
             if self.mode == "edge" and not extent and low + high:
                 raise ShapeError(f"mode edge has no element to repeat in {x}")
         return (x.with_shape(tuple(low + extent + high for (low, high), extent in zip(self.pads, x.shape))),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All along the axes that get something."""
+        f = Factors()
+        y = f.row("a", outputs[0].shape)
+        padded = [i for i, pair in enumerate(self.pads) if any(pair)]
+        x = tuple(ONE if i in padded else dim for i, dim in enumerate(y))
+        return f.axes([x], [y], whole=[f"a{i}" for i in padded])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The middle of the cotangent; the other modes also add the margins' cotangents where the margins were read."""

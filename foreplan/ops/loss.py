@@ -11,6 +11,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.blocks import (
     Folded,
@@ -132,6 +133,13 @@ class CrossEntropy(_ItemOp):
         """Two tensors of the logits' shape without the classes."""
         self.check_count(inputs, 2)
         return (self.item_type(inputs),) * 2
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Items, each with all of its classes."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        items = (*x[: self.axis], *x[self.axis + 1 :])
+        return f.axes([x, items], [items, items], whole=[f"a{self.axis}"])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """(softmax - one-hot) · g, recomputed from logits and lse."""

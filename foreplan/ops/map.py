@@ -12,6 +12,7 @@ import numpy as np
 from foreplan.base.errors import ShapeError
 from foreplan.base.units import align_up
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import DTYPES, FLOAT32, FLOAT64, Shape, broadcast_shapes
 from foreplan.ops.expr import (
@@ -67,6 +68,11 @@ class Map(Op):
         shape = broadcast_shapes(*(type.shape for type in inputs))
         dtypes = _result_dtypes(self.exprs, tuple(type.dtype for type in inputs))
         return tuple(TensorType(dtype, shape) for dtype in dtypes)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All tensors alike, but for what broadcasts."""
+        f, y = Factors(), outputs[0]
+        return f.axes([f.spread("a", x.shape, y.rank) for x in inputs], [f.row("a", y.shape)] * len(outputs))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Symbolic: one map for each wanted input, summed over the axes along which it was broadcast.

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.blocks import carve_bytes
@@ -51,6 +52,16 @@ class MatMul(Op):
         if len(base) > 1 or any(type != product for type in base):
             raise ShapeError(f"the tensor that the product is added to must be {product}, and is {base[0]}")
         return (product,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """a [l…, m, k] · b [l…, k, n] → [l…, m, n], a sum over k."""
+        f, (a, b), lead = Factors(), inputs[:2], outputs[0].rank - 2
+        m, k = f.dim(("m", outputs[0].shape[-2])), f.dim(("k", a.shape[-2 if self.transpose_a else -1]))
+        n = f.dim(("n", outputs[0].shape[-1]))
+        left = (*f.spread("l", a.shape[:-2], lead), *((k, m) if self.transpose_a else (m, k)))
+        right = (*f.spread("l", b.shape[:-2], lead), *((n, k) if self.transpose_b else (k, n)))
+        y = (*f.row("l", outputs[0].shape[:-2]), m, n)
+        return f.axes([left, right, *[y] * (len(inputs) - 2)], [y], sums={"k": "sum"})
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """db = aᵀ·g first, then da = g·bᵀ, which may take a's bytes; dc = g."""

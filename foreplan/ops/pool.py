@@ -11,6 +11,7 @@ import numpy as np
 from foreplan.base.errors import ShapeError
 from foreplan.base.units import align_up
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors, Part, named
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
@@ -27,10 +28,12 @@ from foreplan.ops.window import (
     count_positions,
     image_bytes,
     images_of,
+    pads_left,
     per_axis,
     plane_blocks,
     spatial_size,
     symmetric,
+    window_dims,
 )
 
 
@@ -56,6 +59,14 @@ class _Pool(Op):
         """The windows over images of this extent."""
         positions = count_positions(extent, self.kernel, self.strides, self.pads, self.dilations)
         return Windows(extent, self.kernel, self.strides, self.pads, self.dilations, positions)
+
+    def by_positions(self, inputs: Types, outputs: Types, may_cut: bool) -> Axes:
+        """Windows that are whole, at positions of which there may be a part, or not."""
+        f, x = Factors(), inputs[0].shape
+        windows, positions = window_dims(f, self.windows(x[2:]))
+        items = f.row("a", x[:2])
+        whole = named(windows) - (named(positions) if may_cut else set())
+        return f.axes([(*items, *windows)], [(*items, *positions)] * len(outputs), whole)
 
     def pooled(self, x: TensorType) -> TensorType:
         """The type of images [N, C, *S] pooled to [N, C, *O]."""
@@ -90,6 +101,14 @@ class MaxPool(_Pool):
         self.check_count(inputs, 1)
         y = self.pooled(inputs[0])
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Any positions."""
+        return self.by_positions(inputs, outputs, may_cut=True)
+
+    def part(self, part: Part) -> Op | None:
+        """With the padding that is left."""
+        return None if 0 in part.inputs[0] else replace(self, pads=pads_left(self.pads, part))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent goes to the largest element; without a saved index, this is found again from x."""
@@ -246,6 +265,10 @@ class AvgPool(_MeanPool):
         if not inputs[0].dtype.is_float:
             raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}; convert it first")
         return (self.pooled(inputs[0]),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All positions: what a window at the border is divided by would change."""
+        return self.by_positions(inputs, outputs, may_cut=False)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each window's share goes to each of its taps."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, types_of
 from foreplan.ops.blocks import Piece, carve, carve_bytes
@@ -62,6 +63,13 @@ class Reduce(Op):
         if not self.keepdims:
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """What is reduced is put together as it is."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        y = tuple(ONE if i in self.axes else dim for i, dim in enumerate(x) if self.keepdims or i not in self.axes)
+        return f.axes([x], [y], sums={f"a{i}": self.how for i in self.axes})
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties; a product

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.base.units import align_up
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors, Part
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.index import MOST_POSITIONS
@@ -115,6 +116,17 @@ class Resize(_Interpolation):
         """The shape stated."""
         self.check(inputs[0])
         return (inputs[0].with_shape(self.shape),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All along the axes that change."""
+        f, changed = Factors(), [*self.axes(inputs[0].shape)]
+        y = f.row("a", self.shape)
+        given = tuple(ONE if i in changed else dim for i, dim in enumerate(y))
+        return f.axes([given], [y], whole=[f"a{i}" for i in changed])
+
+    def part(self, part: Part) -> Op | None:
+        """To the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear: the transposed tables."""

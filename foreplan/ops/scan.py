@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.join import pad
 from foreplan.ops.map import elementwise
@@ -39,6 +40,12 @@ class CumSum(Op):
         if not 0 <= self.axis < x.rank or x.dtype.category == "bool":
             raise ShapeError(f"needs numbers with an axis {self.axis}, and got {x}; convert booleans to integers first")
         return (x,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the axis."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        return f.axes([x], [x], whole=[f"a{self.axis}"])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum from the other end."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, View, op_named, register
+from foreplan.graph.axes import Axes, Dim, Factors, Part, in_c_order
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, broadcast_shapes
 
@@ -52,6 +53,14 @@ class Reshape(ViewOp):
             )
         return (x.with_shape(self.shape),)
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """What both shapes have in common."""
+        return in_c_order(inputs[0].shape, self.shape) if inputs[0].size else None
+
+    def part(self, part: Part) -> Op | None:
+        """To the part's shape."""
+        return Reshape(part.outputs[0])
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Back to the input's shape."""
         return [reshape(b, only(cotangents), inputs[0].shape)]
@@ -88,6 +97,12 @@ class Transpose(ViewOp):
         if sorted(self.perm) != list(range(x.rank)):
             raise ShapeError(f"{list(self.perm)} is not a permutation of the axes of {x}")
         return (x.with_shape(tuple(x.shape[i] for i in self.perm)),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """In another order."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        return f.axes([x], [tuple(x[i] for i in self.perm)])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The inverse permutation."""
@@ -131,6 +146,18 @@ class Slice(ViewOp):
                 raise ShapeError(f"{count} elements from {start} in steps of {step} leave an axis of {extent} in {x}")
         return (x.with_shape(self.shape),)
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """The windows are single elements."""
+        f = Factors()
+        places = [*enumerate(zip(self.starts, self.shape, self.steps))]
+        x = tuple(f.window(start, (f"a{i}", count, step)) for i, (start, count, step) in places)
+        return f.axes([x], [tuple(Dim(((f"a{i}", 1),)) for i, _ in places)])
+
+    def part(self, part: Part) -> Op | None:
+        """From the part's stretch between the first and the last element."""
+        steps = tuple(step * part.places.get(f"a{i}", (0, 0, 1))[2] for i, step in enumerate(self.steps))
+        return Slice(tuple(part.windows[0, i][0] for i in range(len(steps))), part.outputs[0], steps)
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent placed among zeros."""
         return [unslice(b, only(cotangents), inputs[0].shape, self.starts, self.steps)]
@@ -163,6 +190,15 @@ class Broadcast(ViewOp):
         if broadcast_shapes(x.shape, self.shape) != self.shape:
             raise ShapeError(f"{x} does not broadcast to {list(self.shape)}: each extent must be the same or 1")
         return (x.with_shape(self.shape),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """From the right."""
+        f = Factors()
+        return f.axes([f.spread("a", inputs[0].shape, len(self.shape))], [f.row("a", self.shape)])
+
+    def part(self, part: Part) -> Op | None:
+        """To the part's shape."""
+        return Broadcast(part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Sum over what was repeated."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape
 from foreplan.ops.expr import exp, log
@@ -37,6 +38,12 @@ class RowOp(Op):
         if not 0 <= self.axis < first.rank:
             raise ShapeError(f"{first} has no axis {self.axis}")
         return (first,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the axis."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        return f.axes([x] * len(inputs), [x], whole=[f"a{self.axis}"])
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """The output may take any input's bytes: a block is read whole before it is written."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import INT64
 from foreplan.ops.blocks import Folded, Piece, carve, carve_bytes, fold, folded_shape, iota
@@ -67,6 +68,13 @@ class ArgReduce(Op):
             raise ShapeError(f"{x} must have an axis {self.axis} with at least one element")
         kept = (1,) if self.keepdims else ()
         return (TensorType(INT64, (*x.shape[: self.axis], *kept, *x.shape[self.axis + 1 :])),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the axis."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        y = tuple(ONE if i == self.axis else dim for i, dim in enumerate(x) if self.keepdims or i != self.axis)
+        return f.axes([x], [y], whole=[f"a{self.axis}"])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Nothing flows through an integer."""
@@ -137,6 +145,13 @@ class TopK(Op):
             )
         values = x.with_shape((*x.shape[: self.axis], self.k, *x.shape[self.axis + 1 :]))
         return values, values.with_dtype(INT64)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the axis, and all of its best."""
+        f = Factors()
+        x, best = f.row("a", inputs[0].shape), f.dim(("k", self.k))
+        y = tuple(best if i == self.axis else dim for i, dim in enumerate(x))
+        return f.axes([x], [y, y], whole=[f"a{self.axis}", "k"])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent of the values, scattered to where they were."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.base.units import align_up
+from foreplan.graph.axes import Dim, Dims, Factors, Part
 from foreplan.graph.types import Shape, TensorType, types_of
 
 Pads = tuple[tuple[int, int], ...]
@@ -230,6 +231,26 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
             "a smaller kernel or more padding"
         )
     return counts
+
+
+def window_dims(f: Factors, windows: Windows) -> tuple[Dims, Dims]:
+    """The spatial axes of images, and of positions, of windows: factors o of positions and r of taps."""
+    images, places = list[Dim](), list[Dim]()
+    each = zip(windows.positions, windows.kernel, windows.strides, windows.pads, windows.dilations)
+    for i, (count, taps, stride, pads, gap) in enumerate(each):
+        if taps == stride == 1 and not any(pads):
+            dim = f.dim((f"o{i}", count))
+            images.append(dim)
+            places.append(dim)
+        else:
+            images.append(f.window(-pads[0], (f"o{i}", count, stride), (f"r{i}", taps, gap)))
+            places.append(Dim(((f"o{i}", 1),)))
+    return tuple(images), tuple(places)
+
+
+def pads_left(pads: Pads, part: Part) -> Pads:
+    """The padding of a part of input 0, an image."""
+    return tuple(part.windows[0, i][1:] if (0, i) in part.windows else pair for i, pair in enumerate(pads, 2))
 
 
 def same_padding(extent: int, taps: int, stride: int, gap: int) -> int:

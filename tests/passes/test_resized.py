@@ -84,7 +84,7 @@ X = spec((6, 4))
         (lambda x: (x * x).sum(), "'reduce' is one number of all samples, and no mean over them"),
         (lambda x: x.reshape(3, 2, 4), "no axis of the result"),
         (lambda x: x.reshape(4, 6).T, "joins the samples with something else"),
-        (lambda x: x[::-1], "does not compute one sample by itself"),
+        (lambda x: x[::-1], "the samples of .x. .* do not lie one behind the other along one axis"),
         (lambda x: np.cumsum(x, 0), "does not compute one sample by itself"),
         (lambda x: np.concatenate([x, x], 0)[3:9], "does not compute one sample|do not lie one behind the other"),
         (lambda x: x + np.arange(6, dtype=np.float32)[:, None], "'constant' .* has other numbers for each sample"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Builder, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Dim, Dims, Factors, broadcast_dims
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.attention.gradient import AttentionGrad
@@ -46,6 +47,19 @@ class Attention(AttentionOp):
         q, k, v, *mask = inputs
         e = self.check(q, k, v, mask[0] if mask else None)
         return q.with_shape((*q.shape[:3], e.value_depth)), e.log_sums
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Items; heads with the keys that they share; and queries, if each of them reads all keys."""
+        f, e = Factors(), self.sizes(inputs)
+        n, g, d, v = f.dim(("n", e.batch)), f.dim(("g", e.kv_heads)), f.dim(("d", e.depth)), f.dim(("v", e.value_depth))
+        t, s, h = f.dim(("t", e.queries)), f.dim(("s", e.keys)), f.dim(("g", e.kv_heads), ("h", e.group))
+
+        def lies(heads: Dim, positions: Dim, depth: Dim) -> Dims:
+            return (n, positions, heads, depth) if self.heads_last else (n, heads, positions, depth)
+
+        scores = (n, h, t, s)
+        given = [lies(h, t, d), lies(g, s, d), lies(g, s, v), *(broadcast_dims(scores, x.shape) for x in inputs[3:])]
+        return f.axes(given, [lies(h, t, v), scores[:3]], whole=["s", "d", "v", *["t"] * self.causal])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """One op for all gradients, which share the probabilities."""

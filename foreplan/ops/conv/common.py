@@ -8,6 +8,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType
+from foreplan.graph.axes import Dim, Dims, Factors, Part
 from foreplan.graph.types import Shape
 from foreplan.ops.conv.depthwise import is_depthwise
 from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense
@@ -37,6 +38,15 @@ class ConvOp(Op):
             return self.groups == 1 and strides[1:] == input.strides[1:] and strides[0] >= input.strides[0]
         is_image = input.rank == len(self.strides) + 2
         return is_image and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
+
+    def shared(self, f: Factors, items: int, w: Shape) -> tuple[Dim, Dims]:
+        """The axes of items, and of weights [K, C/groups, *R]."""
+        made = f.dim(("g", self.groups), ("k", w[0] // self.groups))
+        return f.dim(("n", items)), (made, f.dim(("c", w[1])), *f.row("r", w[2:]))
+
+    def groups_left(self, part: Part) -> int:
+        """The groups that a part has."""
+        return part.places["g"][1] if "g" in part.places else self.groups
 
     def _is_weight(self, index: int) -> bool:
         return index == 1

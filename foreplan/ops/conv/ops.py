@@ -10,7 +10,8 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from foreplan.base.errors import ShapeError
-from foreplan.graph import Builder, TensorType, Value, as_dtype, register
+from foreplan.graph import Builder, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes, Factors, Part, named
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import carve_bytes
@@ -46,7 +47,18 @@ from foreplan.ops.conv.narrow import (
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.ops.window import Geometry, Padding, Pads, PerAxis, Windows, count_positions, per_axis, symmetric
+from foreplan.ops.window import (
+    Geometry,
+    Padding,
+    Pads,
+    PerAxis,
+    Windows,
+    count_positions,
+    pads_left,
+    per_axis,
+    symmetric,
+    window_dims,
+)
 
 
 @register
@@ -73,6 +85,22 @@ class Conv(ConvOp):
                 f"the third input must be a bias {x.dtype}[{w.shape[0]}], or {y} to add to it, and is {added[0]}"
             )
         return (y,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """A sum over a group's channels, of windows that are whole."""
+        f, (x, w, *added) = Factors(), inputs
+        windows, positions = window_dims(f, self.windows(x.shape[2:], w.shape[2:]))
+        n, weights = self.shared(f, x.shape[0], w.shape)
+        y = (n, weights[0], *positions)
+        images = (n, f.dim(("g", self.groups), ("c", w.shape[1])), *windows)
+        more = [y if value.rank == len(y) else y[1:2] for value in added]
+        return f.axes([images, weights, *more], [y], named(windows) - named(positions), {"c": "sum"})
+
+    def part(self, part: Part) -> Op | None:
+        """Of some groups, with the padding that is left."""
+        if 0 in part.inputs[0]:
+            return None  # nothing but padding
+        return replace(self, pads=pads_left(self.pads, part), groups=self.groups_left(part))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The weights' gradient first: then x's bytes may be free for the data's."""
@@ -186,6 +214,19 @@ class ConvDataGrad(ConvOp):
         if len(base) > 1 or any(type != dx for type in base):
             raise ShapeError(f"the tensor that dx is added to must be {dx}, and is {base[0]}")
         return (dx,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """A sum over a group's channels of results; images are whole."""
+        f, (g, w, *base), dx = Factors(), inputs, outputs[0].shape
+        n, weights = self.shared(f, g.shape[0], w.shape)
+        images, positions = f.row("s", dx[2:]), f.row("o", g.shape[2:])
+        made = (n, f.dim(("g", self.groups), ("c", w.shape[1])), *images)
+        whole = named((*images, *positions, *weights[2:]))
+        return f.axes([(n, weights[0], *positions), weights, *[made] * len(base)], [made], whole, {"k": "sum"})
+
+    def part(self, part: Part) -> Op | None:
+        """Of some groups."""
+        return replace(self, groups=self.groups_left(part))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in g (whose cotangent is a convolution) and in w; a summand gets the cotangent itself."""

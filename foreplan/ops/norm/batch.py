@@ -13,6 +13,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value, as_dtype, register
+from foreplan.graph.axes import Axes
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
@@ -58,6 +59,10 @@ class BatchNorm(ChannelNorm):
         self.check_count(inputs, 5)
         self.check(*inputs)
         return (inputs[0],)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Every element by itself."""
+        return self.by_channels(inputs, outputs, is_whole=False)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """With the statistics as given numbers."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, as_dtype
+from foreplan.graph.axes import Axes, Factors, named
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.pullback import by_parts
@@ -24,6 +25,17 @@ class Channels(Op):
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """Images whose channels are dense: a range of channels or of items."""
         return input.rank >= 2 and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """Images and vectors of channels: all of each channel."""
+        return self.by_channels(inputs, outputs, is_whole=True)
+
+    def by_channels(self, inputs: Types, outputs: Types, is_whole: bool) -> Axes:
+        """The axes of images and of vectors of channels, where some need all of each channel, or not."""
+        f, rank = Factors(), max(x.rank for x in inputs)
+        x = f.row("a", next(x.shape for x in inputs if x.rank == rank))
+        given, made = ([x if t.rank == rank else x[1:2] for t in types] for types in (inputs, outputs))
+        return f.axes(given, made, whole=named((x[0], *x[2:])) if is_whole else ())
 
     def check(self, x: TensorType, *vectors: TensorType) -> TensorType:
         """The type of statistics, a wide number a channel (see `DType.wide`); `vectors` may also be as narrow as x."""

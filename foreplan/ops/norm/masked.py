@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, register
+from foreplan.graph.axes import Axes, in_c_order, named
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.blocks import carve, carve_bytes
@@ -55,6 +56,16 @@ class MaskedBatchNormGrad(ChannelNorm):
         (g,) = self.masked.infer(rest[3:])
         found = self.gradient.infer([x, *rest[:3], g])
         return (*found, g) if self.keeps else found
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of each channel, whose bits have bytes of their own."""
+        x = inputs[0]
+        found = in_c_order(x.shape, (x.size // 8, 8))
+        (dims,), ((bits, bit),) = found.inputs, found.outputs
+        given, made = ([dims if t.rank == x.rank else dims[1:2] for t in types] for types in (inputs, outputs))
+        given[4] = (bits,)
+        whole = named((dims[0], *dims[2:], bit)) | found.whole
+        return Axes(given, made, found.extents, frozenset(whole))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """dx may take the bytes of x, and g those of a tensor that it is made of; without g as an output, dx may."""

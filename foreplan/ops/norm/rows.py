@@ -13,6 +13,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import Axes, Factors, named
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve_bytes
@@ -45,6 +46,14 @@ class _RowNorm(Op):
         _check(self.axis, x, parameters, 2 if self.centred else 1)
         statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
         return (x, statistic, statistic) if self.centred else (x, statistic)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Rows, each of them whole."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        width, row = x[self.axis :], x[: self.axis]
+        given, made = [x, *[width] * (len(inputs) - 1)], [x, *[row] * (len(outputs) - 1)]
+        return f.axes(given, made, whole=named(width))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From x and the statistics of its rows; of the parts, where the statistics are differentiated, too."""
