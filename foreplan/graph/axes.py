@@ -35,6 +35,7 @@ class Dim:
 
 
 Dims = tuple[Dim, ...]
+REDUCTIONS = ("sum", "mean", "prod", "max", "min")
 ONE = Dim()  # an axis of one element, or of which all is read
 
 
@@ -46,7 +47,8 @@ class Axes:
         inputs, outputs: the axes of each tensor.
         extents: of the factors.
         whole: factors of which any part of a result needs all.
-        sums: how results of parts of a factor that no output has make the whole, as `Reduce.how` names it.
+        sums: how results of parts of a factor that no output has make the whole: one of `REDUCTIONS`, or what
+            `foreplan/passes/tensor/closings.py` names.
     """
 
     inputs: Sequence[Dims]

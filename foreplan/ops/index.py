@@ -143,7 +143,7 @@ class Gather(ReadAt):
         f, (data, indices) = Factors(), inputs
         x, places = f.row("a", data.shape), f.row("i", indices.shape)
         y = (*x[: self.axis], *places, *x[self.axis + 1 :])
-        return f.axes([x, places], [y], whole=[f"a{self.axis}"])
+        return f.axes([x, places], [y], sums={f"a{self.axis}": "rows"})
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
         """To the last element, from the first, counted from either end or not."""

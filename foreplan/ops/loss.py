@@ -139,7 +139,7 @@ class CrossEntropy(_ItemOp):
         f = Factors()
         x = f.row("a", inputs[0].shape)
         items = (*x[: self.axis], *x[self.axis + 1 :])
-        return f.axes([x, items], [items, items], whole=[f"a{self.axis}"])
+        return f.axes([x, items], [items, items], sums={f"a{self.axis}": "entropies"})
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """(softmax - one-hot) · g, recomputed from logits and lse."""

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, View, register
+from foreplan.graph.axes import ONE, Axes, Factors, Part
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, coerce_dtype
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape
 from foreplan.ops.blocks import Piece, carve, carve_bytes, iota
@@ -125,6 +126,15 @@ class Random(Op):
         if self._words_an_element * math.prod(self.shape) > 1 << 34:
             raise ShapeError(f"{list(self.shape)} needs more numbers than a stream has; draw fewer elements")
         return (TensorType(self.dtype, self.shape),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Each part is drawn by itself."""
+        f = Factors()
+        return f.axes([(ONE,)], [f.row("a", self.shape)])
+
+    def part(self, part: Part) -> Op:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The numbers depend on no parameter."""

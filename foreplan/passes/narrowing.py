@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from foreplan.graph import Node, Op
-from foreplan.graph.axes import Dim, Part, Place, dense_place, factor_places, named, window_place
+from foreplan.graph.axes import REDUCTIONS, Axes, Dim, Part, Place, dense_place, factor_places, named, window_place
 from foreplan.graph.types import Shape
 from foreplan.ops.shape import Slice
 
@@ -34,7 +34,7 @@ class Narrowed:
 def narrowed(node: Node, box: Slice) -> Narrowed | None:
     """What computes a box of a node's first output; None: nothing does, or its op does not say how."""
     walk = _walk(node)
-    if walk is None or 0 in box.shape:
+    if walk.axes is None or 0 in box.shape or node.op.is_random:
         return None
     if box not in walk.boxes:
         walk.boxes[box] = walk.box(box)
@@ -44,15 +44,30 @@ def narrowed(node: Node, box: Slice) -> Narrowed | None:
 def summed(node: Node, factor: str, start: int, count: int) -> Narrowed | None:
     """What computes the summand of a node's results that is of a range of one of `sums_of`; None: nothing does."""
     walk = _walk(node)
-    return None if walk is None else walk.part({factor: (start, count, 1)}, list(map(whole, walk.outputs)))
+    return None if walk.axes is None else walk.part({factor: (start, count, 1)}, list(map(whole, walk.outputs)))
+
+
+def axes_of(node: Node) -> Axes | None:
+    """What a node's op says of the axes of its tensors."""
+    return _walk(node).axes
 
 
 def sums_of(node: Node) -> Mapping[str, tuple[int, str]]:
     """The extent of each factor that `summed` takes a range of, and how results of its ranges make the whole."""
     walk = _walk(node)
-    if walk is None or walk.axes is None:
+    if walk.axes is None:
         return {}
     return {name: (walk.axes.extents[name], walk.axes.sums[name]) for name in walk.summed}
+
+
+def summed_axes(node: Node) -> dict[int, str]:
+    """The factors that a node adds up, by the axis of its first input that is such a factor."""
+    walk = _walk(node)
+    if walk.axes is None or not walk.axes.inputs:
+        return {}
+    terms = {dim.terms: axis for axis, dim in enumerate(walk.axes.inputs[0]) if dim.dense}
+    sums = [name for name in walk.summed if walk.axes.sums[name] == "sum"]
+    return {terms[(name, 1),]: name for name in sums if ((name, 1),) in terms}
 
 
 def box_of(places: Iterable[Place]) -> Slice:
@@ -105,7 +120,11 @@ class _Walk:
         self.always = always  # windows of one element, which may leave something out
         self.kept = set.intersection(*map(named, axes.outputs)) - axes.whole
         outside = set().union(*map(named, axes.outputs)) | axes.whole
-        self.summed = [name for name in axes.sums if name in axes.extents and name not in outside]
+        self.summed = [
+            name
+            for name, how in axes.sums.items()
+            if how in REDUCTIONS and name in axes.extents and name not in outside
+        ]
         self.rewrites = type(node.op).part is not Op.part
 
     def box(self, box: Slice) -> Narrowed | None:
@@ -164,8 +183,8 @@ class _Walk:
 _WALKS: WeakKeyDictionary[Node, _Walk] = WeakKeyDictionary()
 
 
-def _walk(node: Node) -> _Walk | None:
+def _walk(node: Node) -> _Walk:
     walk = _WALKS.get(node)
     if walk is None:
         walk = _WALKS[node] = _Walk(node)
-    return walk if walk.axes is not None else None
+    return walk

@@ -20,6 +20,7 @@ from tests.sweep.judges import (
     numpy,
     onnx,
     options,
+    shards,
     step,
     types,
 )
@@ -82,6 +83,7 @@ JUDGES = {
     "declaration": Judge(declaration.judge),
     "decomposition": Judge(decomposition.judge, serves=decomposition.serves),
     "boxes": Judge(boxes.judge, serves=boxes.serves),
+    "shards": Judge(shards.judge, serves=boxes.serves),
     "types": Judge(types.judge),
     "gradient": Judge(gradient.judge, drawing=gradient.draw, serves=gradient.serves),
     "onnx": Judge(onnx.judge, drawing=onnx.draw, serves=onnx.serves),

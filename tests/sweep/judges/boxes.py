@@ -35,8 +35,9 @@ TOGETHER: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def serves(entry: Entry, name: str) -> bool:
-    """Whether the op says what its axes walk."""
-    return registered_ops()[name].indexing is not Op.indexing
+    """Whether the op says what its axes walk; a part of random numbers is another draw."""
+    op = registered_ops()[name]
+    return op.indexing is not Op.indexing and not op.is_random
 
 
 def judge(case: Case) -> int:

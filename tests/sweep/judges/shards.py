@@ -1,0 +1,67 @@
+"""Parts that ranks have of an op's tensors: computed rank by rank in float64, and joined or added, against the oracle's
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from foreplan.graph import GraphBuilder
+from foreplan.graph.shard import Shard
+from foreplan.passes.tensor.closings import means, summands
+from foreplan.passes.tensor.rules import Known, Shards, StaysWhole, possible_shards
+from tests.ops.check import type_of
+from tests.sweep.bounds import complaint, expectation, widened
+from tests.sweep.case import Case
+from tests.sweep.judges.numpy import outputs
+from tests.sweep.table import ENTRIES
+
+BLOCKS = (1, 1, 2, 3)
+
+
+def judge(case: Case) -> int:
+    """Raise AssertionError where parts make something else than the whole; the number of cuts."""
+    entry, arrays, rng = ENTRIES[case.op.name], widened(case.arrays()), Random(case.number)
+    b = GraphBuilder()
+    b.node(case.op, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
+    (node,) = b.nodes
+    wanted = expectation(case.op, entry.oracle, entry.rule, arrays, "numpy")
+    asked = 0
+    for made, values in ((False, node.inputs), (True, node.outputs)):
+        for index, value in enumerate(values):
+            for axis, extent in enumerate(value.shape):
+                fitting = [(n, m) for n in (2, 3, 4) for m in BLOCKS if extent and extent % (n * m) == 0]
+                if not fitting:
+                    continue
+                ranks, blocks = rng.choice(fitting)
+                known = Known(node, index, made, Shard(ranks, axis, blocks))
+                try:
+                    found = possible_shards(known)
+                except StaysWhole:
+                    continue
+                if found.close not in (None, means, summands):
+                    continue  # tests/ranks has these
+                for i, (y, each) in enumerate(zip(_joined(found, arrays, ranks), wanted, strict=True)):
+                    wrong = complaint(y, each)
+                    assert wrong is None, f"output {i} of {found.op}, {known.type} being cut {known.shard}: {wrong}"
+                asked += 1
+    return asked
+
+
+def _joined(shards: Shards, arrays: Sequence[np.ndarray], ranks: int) -> list[np.ndarray]:
+    """The whole outputs, made of those of all ranks."""
+    own = []
+    for rank in range(ranks):
+        cuts = zip(arrays, shards.inputs, strict=True)
+        given = [x if cut is None else np.ascontiguousarray(cut.take(x, rank)) for x, cut in cuts]
+        own.append(outputs(shards.op, given))
+    made = [list(each) for each in zip(*own)]
+    if shards.close is None:
+        return [ys[0] if cut is None else cut.join(ys) for cut, ys in zip(shards.outputs, made, strict=True)]
+    with np.errstate(all="ignore"):
+        if shards.close is means:
+            made = [[y * (1 / ranks) for y in ys] for ys in made]
+        return [np.add.reduce(ys) for ys in made]
