@@ -15,13 +15,11 @@ from foreplan.base.errors import UsageError
 from foreplan.base.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.base.units import format_bytes
 from foreplan.graph import Builder, Graph, Node, TensorType, Value
-from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.join import Concat, concat
 from foreplan.ops.map import elementwise
-from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
 from foreplan.passes.base import Pass
-from foreplan.passes.narrowing import Narrowed, box_of, narrowed, touched, whole
+from foreplan.passes.narrowing import Narrowed, box_of, narrowed, summed, summed_axes, touched, whole
 from foreplan.passes.rewrite import rewrite
 
 LOSS = "loss"  # as the end of a range: the last operation
@@ -150,14 +148,12 @@ def ways_to_split(graph: Graph, nodes: Sequence[Node], count: int, targets: Iter
             for axis, extent in enumerate(target.outputs[0].shape):
                 if extent >= count:
                     yield from _ways(graph, inside, (target,), axis, count, sums=False)
-        summed = summed_axis(target)
-        if summed is not None and target not in done and target.inputs[0].shape[summed] >= count:
+        over = summed_axis(target)
+        if over is not None and target not in done and target.inputs[0].shape[over] >= count:
             value = target.inputs[0]
-            alike = [
-                n for n in graph.readers[value] if n in inside and n.inputs[0] is value and summed_axis(n) == summed
-            ]
+            alike = [n for n in graph.readers[value] if n in inside and n.inputs[0] is value and summed_axis(n) == over]
             done.update(alike)
-            yield from _ways(graph, inside, tuple(alike), summed, count, sums=True)
+            yield from _ways(graph, inside, tuple(alike), over, count, sums=True)
 
 
 def _worth(graph: Graph, parts: Parts) -> tuple[int, int]:
@@ -282,34 +278,20 @@ def _range_of(value: Value, axis: int, start: int, number: int) -> Slice:
 def _target_ways(node: Node, axis: int, count: int, sums: bool) -> list[Narrowed]:
     """Of the target: the parts of its result, or its results of parts."""
     if sums:
-        extent = node.inputs[0].shape[axis]
-        return [_summed(node, start, number) for start, number in _ranges(extent, count)]
-    (value, *_) = node.outputs
-    found = [narrowed(node, _range_of(value, axis, *part)) for part in _ranges(value.shape[axis], count)]
+        factor = summed_axes(node)[axis]
+        found = [summed(node, factor, *part) for part in _ranges(node.inputs[0].shape[axis], count)]
+    else:
+        (value, *_) = node.outputs
+        found = [narrowed(node, _range_of(value, axis, *part)) for part in _ranges(value.shape[axis], count)]
     return [way for way in found if way is not None] if None not in found else []
 
 
 def summed_axis(node: Node) -> int | None:
-    """The axis of the first input that a product sums over, whose parts can be added to one another; or None."""
+    """The axis of the first input that an op sums over, if it can add its result to another one; or None."""
     op = node.op
-    if isinstance(op, MatMul) and not op.wide:
-        return len(node.inputs[0].shape) - (2 if op.transpose_a else 1)
-    if isinstance(op, Conv | ConvDataGrad) and op.groups == 1:
-        return 1
-    return None
-
-
-def _summed(node: Node, start: int, number: int) -> Narrowed:
-    """The product over a range of the summed axis; a third input is added to it."""
-    axis, op = summed_axis(node), node.op
-    assert axis is not None
-    x, w = node.inputs[:2]
-    if isinstance(op, MatMul):
-        other = len(w.shape) - (1 if op.transpose_b else 2)
-    else:
-        other = 1 if isinstance(op, Conv) else 0
-    cuts: list[Slice | None] = [_range_of(x, axis, start, number), _range_of(w, other, start, number)]
-    return Narrowed(op, [*cuts, *[None] * (len(node.inputs) - 2)], [whole(value.shape) for value in node.outputs])
+    if not op.accumulates or getattr(op, "wide", False):
+        return None
+    return next(iter(summed_axes(node)), None)
 
 
 def _tile_axis(value: Value, boxes: Sequence[Slice]) -> int | None:
@@ -383,7 +365,7 @@ class _Emission:
                 inputs = [self._input(own, value, cut) for value, cut in zip(node.inputs, way.inputs)]
                 total = totals.get(node.outputs[0])
                 if total is not None and summed_axis(node) is not None:
-                    inputs, total = [*inputs[:2], total], None
+                    inputs, total = [*inputs[: node.op.accumulates], total], None
                 self.b.kind, self.b.source = node.outputs[0].kind, node.source
                 outputs = self.b.node(way.op, *inputs, name=f"{node.name}/part")
                 own.update((old, (new, box)) for old, new, box in zip(node.outputs, outputs, way.outputs))

@@ -30,7 +30,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.pullback import depending
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes.base import Pass
-from foreplan.passes.narrowing import Narrowed, box_of, whole
+from foreplan.passes.narrowing import Narrowed, summed, summed_axes
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split import LOSS, Parts, bytes_made, in_parts, never_whole, parts_up_to, segments, types_of
 
@@ -317,17 +317,15 @@ def _along(
 ) -> list[Parts]:
     """The way to run nodes in parts of whole units along one axis of what the joins read, if there is one."""
     ends = [units * part // count for part in range(count + 1)]
-    targets = {node: [_part(node, axis, units, *pair) for pair in itertools.pairwise(ends)] for node in joins}
+    targets: dict[Node, list[Narrowed]] = {}
+    for node in joins:
+        each, factor = node.inputs[0].shape[axis] // units, summed_axes(node).get(axis)
+        if factor is None:
+            return []
+        ways = [summed(node, factor, start * each, (stop - start) * each) for start, stop in itertools.pairwise(ends)]
+        targets[node] = [way for way in ways if way is not None]
     parts = parts_up_to(graph, {*inside, *targets}, targets, axis, sums=True)
     return [parts] if parts is not None and never_whole(graph, parts) else []
-
-
-def _part(node: Node, axis: int, units: int, start: int, stop: int) -> Narrowed:
-    """A sum over some units along one axis."""
-    (value, each) = node.inputs[0], node.inputs[0].shape[axis] // units
-    taken = start * each, (stop - start) * each, 1
-    cut = box_of(taken if i == axis else (0, extent, 1) for i, extent in enumerate(value.shape))
-    return Narrowed(node.op, [cut], [whole(node.outputs[0].shape)])
 
 
 def _head(graph: Graph, entropy: Node) -> tuple[list[Node], Node] | None:
