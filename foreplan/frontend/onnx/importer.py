@@ -19,8 +19,8 @@ from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, unknown_op, with_attributes
 from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
 from foreplan.frontend.onnx.module.exporter import Exporter
-from foreplan.frontend.onnx.module.lost import notes_on
-from foreplan.frontend.onnx.module.restore import restored
+from foreplan.frontend.onnx.module.notes import notes_on
+from foreplan.frontend.onnx.module.restore import restore_module
 from foreplan.frontend.onnx.nested import Nested
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
@@ -106,7 +106,7 @@ class Importer:
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
-        graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter, self.model.label)
+        graph, self.exporter, notes = restore_module(self.model.proto.graph, self.exporter, self.model.label)
         self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets, path=())

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from foreplan.base.patterns import Selection
-from foreplan.frontend.onnx.module.contents import differs_by_head, is_one_number, the_number
+from foreplan.frontend.onnx.module.contents import differs_by_head, is_zeros_or_ones, uniform_value
 from foreplan.frontend.onnx.module.exporter import (
     Exporter,
     is_learned_name,
@@ -195,7 +195,7 @@ class _Case:
     @cached_property
     def number(self) -> float | None:
         """What stands everywhere in it; None: several numbers, or it is not known."""
-        return None if self.tensor is None else the_number(self.tensor, self.exporter.path)
+        return None if self.tensor is None else uniform_value(self.tensor, self.exporter.path)
 
     @cached_property
     def table(self) -> str:
@@ -336,7 +336,7 @@ def _made(case: _Case) -> Role:
         return LEARNED if learned and is_irregular(case.tensor, case.exporter.path) else LEFT_OVER
     of_module = completes and not case.weights and folded
     unit = (completes or case.weights[0].op in _NORMS) and not of_module
-    if unit and is_one_number(case.tensor, case.exporter.path):
+    if unit and is_zeros_or_ones(case.tensor, case.exporter.path):
         return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
     if case.weights:
         return _trained(f"in the place of a {case.weights[0].op}'s weight")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from foreplan.frontend.onnx.module.contents import agree, numbers_of, sample
+from foreplan.frontend.onnx.module.contents import equal_at, numbers_of, sample
 from foreplan.frontend.onnx.places import has_few_digits
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def _mirrors(one: np.ndarray, other: np.ndarray, near: float) -> bool:
 def _is_symmetric(flat: np.ndarray, extent: int) -> bool:
     rows, columns = np.random.default_rng(0).integers(0, extent, (2, _PAIRS))
     rows, columns = rows[rows != columns], columns[rows != columns]
-    return agree(flat, rows * extent + columns, flat, columns * extent + rows)
+    return equal_at(flat, rows * extent + columns, flat, columns * extent + rows)
 
 
 def _is_on_circles(flat: np.ndarray, width: int) -> bool:

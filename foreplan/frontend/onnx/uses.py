@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreplan.base.errors import ForeplanError
-from foreplan.frontend.onnx.module.contents import the_number
+from foreplan.frontend.onnx.module.contents import uniform_value
 from foreplan.frontend.onnx.places import REARRANGING, Near, proof
 from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.graph.value import Kind
@@ -177,7 +177,7 @@ class _Walk:
             axes = sum(extent != 1 for extent in dims)
             if tensor.data_type == tensor.INT64 and tensor.data_location == tensor.DEFAULT:
                 self.extents[name] = tensor
-            number = the_number(tensor, self.path)
+            number = uniform_value(tensor, self.path)
         number = math.nan if number is None and axes == 0 else number
         self.tensors[name] = _Tensor({name: _Way()}, axes, number, dims)
 
@@ -357,7 +357,7 @@ def _filled(node: onnx.NodeProto) -> float | None:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "Constant":
         return attributes["value_float"].f if "value_float" in attributes else None
-    return the_number(attributes["value"].t, None) if "value" in attributes else 0.0
+    return uniform_value(attributes["value"].t, None) if "value" in attributes else 0.0
 
 
 def reads(uses: Iterable[Use], slots: Mapping[str, Sequence[int]]) -> Iterator[Use]:

@@ -27,13 +27,13 @@ _BLOCK = 1 << 20  # of numbers that are compared at once
 _FEW, _UNLIKELY = 16, -50.0  # numbers of a mask; what is added to a score to forbid a place in practice
 
 
-def is_one_number(tensor: onnx.TensorProto, path: Path | None) -> bool:
+def is_zeros_or_ones(tensor: onnx.TensorProto, path: Path | None) -> bool:
     """Whether a tensor holds zeros alone, or ones alone."""
     flat = numbers_of(tensor, path)
     return flat is not None and flat.size > 0 and flat[0] in (0, 1) and bool((sample(flat) == flat[0]).all())
 
 
-def the_number(tensor: onnx.TensorProto, path: Path | None) -> float | None:
+def uniform_value(tensor: onnx.TensorProto, path: Path | None) -> float | None:
     """The number that stands everywhere in a tensor of floats; None: there are several, or it cannot be read."""
     if tensor.data_type not in FLOATS or 0 in tensor.dims:
         return None
@@ -47,7 +47,7 @@ class Layout(Enum):
     """How a tensor's numbers lie in another one."""
 
     SAME = "as they are"
-    TURNED = "with rows for columns"
+    TRANSPOSED = "with rows for columns"
     REPEATED = "once for each place of the axes before its own"
 
 
@@ -65,7 +65,7 @@ def differs_by_head(tensor: onnx.TensorProto, path: Path | None) -> bool:
     return np.unique(heads).size > _FEW and abs(float(heads[0] @ heads[1])) < 0.99 * float(lengths.prod())
 
 
-def ends(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:
+def first_and_last(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:
     """The first number and the last one; None: they cannot be read."""
     flat = numbers_of(tensor, path)
     return None if flat is None or not flat.size else (float(flat[0]), float(flat[-1]))
@@ -86,7 +86,7 @@ def layout_in(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None,
         return None
     layouts = [Layout.SAME] if a == b else []
     if len(a) == 2 and a[::-1] == b and 1 not in a:
-        layouts.append(Layout.TURNED)
+        layouts.append(Layout.TRANSPOSED)
     if a and a != b and b[len(b) - len(a) :] == a:
         layouts.append(Layout.REPEATED)
     some = np.random.default_rng(0).integers(0, y.size, _PAIRS)
@@ -95,12 +95,12 @@ def layout_in(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None,
     blocks = [some]
     if whole:
         blocks += [np.arange(start, min(start + _BLOCK, y.size)) for start in range(0, y.size, _BLOCK)]
-    return next((layout for layout in layouts if all(agree(x, _place(layout, at, a), y, at) for at in blocks)), None)
+    return next((layout for layout in layouts if all(equal_at(x, _place(layout, at, a), y, at) for at in blocks)), None)
 
 
 def _place(layout: Layout, at: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
     """Where the numbers of one tensor are that make up places of another one."""
-    if layout is Layout.TURNED:
+    if layout is Layout.TRANSPOSED:
         rows, columns = dims
         return at % rows * columns + at // rows
     return at % math.prod(dims)
@@ -121,7 +121,7 @@ def numbers_of(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray | None
     return init.array.reshape(-1)
 
 
-def agree(x: np.ndarray, at_x: np.ndarray, y: np.ndarray, at_y: np.ndarray) -> bool:
+def equal_at(x: np.ndarray, at_x: np.ndarray, y: np.ndarray, at_y: np.ndarray) -> bool:
     """Whether two rows hold the same numbers at places of each."""
     ends = slice(_FIRST), slice(_FIRST, None)
     return all(bool((x[at_x[end]] == y[at_y[end]]).all()) for end in ends)

@@ -57,7 +57,7 @@ class Draft:
         self.change()
         return self._node_names.claim(name)
 
-    def tell(self, kinds: Mapping[str, str] | None = None, sources: Mapping[str, list[str]] | None = None) -> None:
+    def record(self, kinds: Mapping[str, str] | None = None, sources: Mapping[str, list[str]] | None = None) -> None:
         """Add to what is told of tensors: their kinds, and what they were computed from."""
         told = self.exporter
         self.exporter = replace(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.module.apart import take_apart
+from foreplan.frontend.onnx.module.clashing_names import rename_clashing_results
 from foreplan.frontend.onnx.module.draft import Draft
+from foreplan.frontend.onnx.module.duplicated_weights import tie_duplicated_weights
 from foreplan.frontend.onnx.module.exporter import Exporter
-from foreplan.frontend.onnx.module.shadow import rename_shadows
-from foreplan.frontend.onnx.module.tie import tie
-from foreplan.frontend.onnx.module.untie import untie
-from foreplan.frontend.onnx.module.zeros import put_back_zeros
+from foreplan.frontend.onnx.module.merged_nodes import split_merged_nodes
+from foreplan.frontend.onnx.module.merged_weights import split_merged_weights
+from foreplan.frontend.onnx.module.omitted_biases import restore_omitted_biases
 from foreplan.frontend.onnx.order import in_order
 
 if TYPE_CHECKING:
     import onnx
 
 
-def restored(graph: onnx.GraphProto, exporter: Exporter, label: str) -> tuple[onnx.GraphProto, Exporter, list[str]]:
+def restore_module(
+    graph: onnx.GraphProto, exporter: Exporter, label: str
+) -> tuple[onnx.GraphProto, Exporter, list[str]]:
     """The graph, what the exporter tells of its tensors, and notes for people; the graph itself where nothing changes.
 
     Only files of PyTorch's exporters are changed, as far as they tell what the module has.
@@ -32,7 +34,13 @@ def restored(graph: onnx.GraphProto, exporter: Exporter, label: str) -> tuple[on
     """
     draft = Draft(graph, exporter)
     if exporter.is_torch:
-        for step in (rename_shadows, take_apart, untie, put_back_zeros, tie):
+        for step in (
+            rename_clashing_results,
+            split_merged_nodes,
+            split_merged_weights,
+            restore_omitted_biases,
+            tie_duplicated_weights,
+        ):
             step(draft)
     if draft.graph is not graph:
         nodes = [node for _, node in in_order(draft.graph.node, label)]

@@ -1,5 +1,9 @@
-"""What an exporter seems to have lost: parameters that it computed with, batch normalisation that it folded into
-convolutions, and weights that were tied.
+"""Notes on what a file has lost or does not tell, where nothing can be repaired: a person must export anew, or choose.
+
+They name batch normalisation that is probably folded into convolutions (their weights have names that the exporter
+makes, and the file has no BatchNormalization), tensors that the exporter may have computed from parameters, tensors
+whose role only their name tells, weights that ops read as integers, buffers that the module changes in each step, and
+an embedding with the numbers of the head's matrix.
 """
 
 from __future__ import annotations
@@ -129,7 +133,7 @@ def _untied(
     found = []
     for table in [name for name in dict.fromkeys(tables) if name in trained][:_MOST]:
         for matrix in [name for name in dict.fromkeys(matrices) if name in trained and name != table]:
-            if layout_in(held[table], held[matrix], path) in (Layout.SAME, Layout.TURNED):
+            if layout_in(held[table], held[matrix], path) in (Layout.SAME, Layout.TRANSPOSED):
                 found.append(
                     f"{table!r} and {matrix!r} hold the same numbers: if the model ties them, the file does not, and "
                     "each is trained by itself"

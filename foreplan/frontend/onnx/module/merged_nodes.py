@@ -1,4 +1,10 @@
-"""What an exporter computes once for several parts of the module, since they were equal: computed for each part."""
+"""Nodes of several layers that the exporter has merged: each layer gets its own again.
+
+Where layers start equal, `torch.onnx.export(…, dynamo=True)` merges their weights, and then equal nodes that read them:
+those that split or transpose a merged matrix, and those that multiply the same data by it. The sign is a reader whose
+metadata name another module than those of the node that it reads, while that other module has weights of its own that
+the file lacks. Such nodes are copied for the reader's module; `merged_weights` then gives the copies their weights.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +19,17 @@ if TYPE_CHECKING:
     import onnx
 
 
-def take_apart(draft: Draft) -> None:
-    """Give each part of the module nodes of its own, where the exporter has merged them.
-
-    Layers that are copies of one another split or turn a matrix that the exporter has merged, or multiply the same data
-    by it, as decoders do with the memory. The exporter merges these nodes too. Afterwards the readers of each such node
-    stand in one part, so that a tensor that it reads may be another one in each.
+def split_merged_nodes(draft: Draft) -> None:
+    """Copy merged nodes for each module that reads them: afterwards all readers of such a node stand in one module, so
+    that its weights may be others in each. A decoder that multiplies the memory in every layer needs this.
     """
     if not draft.exporter.signature.kinds:
         return
     parts = _Parts.of(draft)
-    for index, slot, scope in [*_elsewhere(draft, parts), *_mirrored(draft, parts)]:
+    for index, slot, scope in [*_shared_weight_reads(draft, parts), *_shared_data_reads(draft, parts)]:
         name = draft.graph.node[index].input[slot]
-        way = parts.way(name, parts.scopes[name])
-        if parts.has_own(draft, way, parts.scopes[name], scope):
+        way = parts.producers_within(name, parts.scopes[name])
+        if parts.has_lost_weights(draft, way, parts.scopes[name], scope):
             parts.copy(draft, way, parts.scopes[name], scope)
             draft.change().node[index].input[slot] = parts.copies[name, scope]
 
@@ -37,14 +40,14 @@ class _Parts:
 
     Attributes:
         makers: nodes, by their outputs.
-        turned: outputs that are computed from tensors of the file alone, the module's among them.
+        computed: outputs that are computed from tensors of the file alone, the module's among them.
         scopes: the path of the module to which each output belongs.
         origins: for each tensor of the module in the file, and each computed from one: that tensor.
         copies: for (output, path): the output of the copy for that path.
     """
 
     makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    turned: set[str] = field(default_factory=set)
+    computed: set[str] = field(default_factory=set)
     scopes: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     copies: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -66,20 +69,20 @@ class _Parts:
                 constant.update(node.output)
                 if not learned.isdisjoint(node.input):
                     learned.update(node.output)
-                    found.turned.update(node.output)
+                    found.computed.update(node.output)
         return found
 
-    def belong(self, name: str, scope: str) -> None:
+    def assign_scope(self, name: str, scope: str) -> None:
         """What is computed of tensors alone belongs to the part that reads it first, as does what it is made of."""
         left = [name]
         while left:
             at = left.pop()
-            if at in self.turned:
+            if at in self.computed:
                 for made in self.makers[at].output:
                     scope = self.scopes.setdefault(made, scope)
                 left += [each for each in self.makers[at].input if each not in self.scopes]
 
-    def way(self, name: str, part: str) -> list[onnx.NodeProto]:
+    def producers_within(self, name: str, part: str) -> list[onnx.NodeProto]:
         """The nodes of one part on the way to a result."""
         found: dict[str, onnx.NodeProto] = {}
         left = [name]
@@ -90,7 +93,7 @@ class _Parts:
                 left += self.makers[at].input
         return list(found.values())
 
-    def has_own(self, draft: Draft, way: list[onnx.NodeProto], old: str, new: str) -> bool:
+    def has_lost_weights(self, draft: Draft, way: list[onnx.NodeProto], old: str, new: str) -> bool:
         """Whether another part has tensors in the places of those that these nodes read, which the file has lost."""
         for node in way:
             path = new + self.scopes[node.output[0]].removeprefix(old)
@@ -113,20 +116,20 @@ class _Parts:
             copy.output[:] = [self.copies[name, new] for name in node.output]
 
 
-def _elsewhere(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
+def _shared_weight_reads(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
     """Readers, in another part, of what is computed of tensors alone: node, input, and the reader's part."""
     for index, node in enumerate(draft.graph.node):
         call = Call.of(node)
-        if call is None or not parts.turned.isdisjoint(node.output):
+        if call is None or not parts.computed.isdisjoint(node.output):
             continue
         for slot, name in enumerate(node.input):
-            if name in parts.turned:
-                parts.belong(name, call.scope)
+            if name in parts.computed:
+                parts.assign_scope(name, call.scope)
                 if parts.scopes[name] != call.scope:
                     yield index, slot, call.scope
 
 
-def _mirrored(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
+def _shared_data_reads(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
     """Readers of data that were another result in the module: node, input, and the reader's part.
 
     A node of another part reads the same at the same place. Its call names what it reads, and the reader's call names
@@ -139,7 +142,7 @@ def _mirrored(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
     for index, call in calls.items():
         node = draft.graph.node[index]
         for slot, name in enumerate(node.input):
-            if name in parts.makers and name not in parts.turned:
+            if name in parts.makers and name not in parts.computed:
                 readers.setdefault((name, slot, node.op_type, call.op), []).append(index)
     for (name, slot, _, _), (first, *rest) in readers.items():
         maker, mirror = Call.of(parts.makers[name]), calls[first]

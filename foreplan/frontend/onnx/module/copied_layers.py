@@ -1,8 +1,9 @@
-"""Parts of a module that are copies of one another, as the nodes of TorchScript's exporter tell of them.
+"""Which merged weights of TorchScript's exporter belong to copied layers, and are not tied.
 
-A node is called by the path of its module: `/encoder/layers.1/linear1/MatMul`. A fresh copy of a layer has the numbers
-of the first one, and the exporter merges their tensors. It leaves an Identity for each name that is lost, also for the
-names that it has made up itself, of matrices that it has turned. Such a matrix may also be one that the module ties.
+TorchScript's exporter names a node by its module (`/encoder/layers.1/linear1/MatMul`). It merges equal initializers and
+leaves an Identity with each lost name, also with names of its own for the matrices that it has transposed. Such a
+matrix may be a copy, or one that the module ties. It is a copy if the module has lost a named weight between the same
+two layers, or if it is a vector of zeros or ones; `merged_weights` then gives it content of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.module.contents import is_one_number
+from foreplan.frontend.onnx.module.contents import is_zeros_or_ones
 from foreplan.frontend.onnx.module.exporter import Exporter
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _Paths = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def copied(
+def identities_of_copies(
     nodes: Sequence[onnx.NodeProto],
     lost: Mapping[int, tuple[str, str]],
     held: Mapping[str, onnx.TensorProto],
@@ -44,20 +45,20 @@ def copied(
 
     def paths(index: int) -> _Paths | None:
         kept, copy = (readers.get(name, set()) for name in lost[index])
-        return _apart(min(kept), min(copy)) if kept and len(copy) == 1 and not kept & copy else None
+        return _without_common_end(min(kept), min(copy)) if kept and len(copy) == 1 and not kept & copy else None
 
     named = {index for index, names in lost.items() if all(map(exporter.names_module, names))}
-    proofs = {paths(i) for i in named if not is_one_number(held[lost[i][0]], exporter.path)}
+    proofs = {paths(i) for i in named if not is_zeros_or_ones(held[lost[i][0]], exporter.path)}
     found = {index: paths(index) for index in lost.keys() - named}
     return {i for i, at in found.items() if at is not None and (at in proofs or _is_fresh(held[lost[i][0]], exporter))}
 
 
 def _is_fresh(tensor: onnx.TensorProto, exporter: Exporter) -> bool:
     """Whether a tensor is a vector of zeros or ones."""
-    return sum(extent != 1 for extent in tensor.dims) == 1 and is_one_number(tensor, exporter.path)
+    return sum(extent != 1 for extent in tensor.dims) == 1 and is_zeros_or_ones(tensor, exporter.path)
 
 
-def _apart(one: tuple[str, ...], other: tuple[str, ...]) -> _Paths:
+def _without_common_end(one: tuple[str, ...], other: tuple[str, ...]) -> _Paths:
     """Two paths without the steps at their ends that are the same."""
     while one and other and one[-1] == other[-1]:
         one, other = one[:-1], other[:-1]

@@ -1,5 +1,9 @@
-"""Tensors that an exporter has merged because their first contents are equal, such as scales of normalisations and
-layers that are copies of one another, made many again: each is trained by itself, as in the module.
+"""Weights that the exporter has merged since they are equal in a fresh module: each is one of its own again.
+
+PyTorch's exporters keep one initializer of several that are equal, such as scales of normalisations and the weights of
+copied layers. TorchScript's exporter leaves an Identity with each lost name. That of `dynamo=True` writes into each
+node which weights of the module it reads. Where a file tells neither, zeros or ones of one axis, read in several places
+that a module fills so, count as merged. The initializer is copied under the name of each lost weight.
 """
 
 from __future__ import annotations
@@ -9,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foreplan.base.units import listed
-from foreplan.frontend.onnx.module.contents import is_one_number
-from foreplan.frontend.onnx.module.copies import copied
+from foreplan.frontend.onnx.module.contents import is_zeros_or_ones
+from foreplan.frontend.onnx.module.copied_layers import identities_of_copies
 from foreplan.frontend.onnx.module.draft import Draft
 from foreplan.frontend.onnx.module.exporter import Exporter
 from foreplan.frontend.onnx.module.signature import Read
@@ -51,19 +55,14 @@ class _Copy:
     target: str = ""
 
 
-def untie(draft: Draft) -> None:
-    """Make merged tensors as many as in the module.
-
-    PyTorch's exporters merge equal initializers. TorchScript's leaves an Identity of the name that is lost. The other
-    one writes which tensors of the module each node was made of. Where a file tells of no reader of a tensor, it is
-    taken for merged if it has zeros or ones alone, one axis, and several readers in places that a module fills so.
-    """
+def split_merged_weights(draft: Draft) -> None:
+    """Give the readers of each lost weight a copy of the initializer that was kept. What the module ties stays tied."""
     held, exporter = draft.floats(), draft.exporter
-    named = _lost_names(draft.graph, held, exporter)
-    told, known = _told(draft.graph, held, exporter)
+    named = _identities_of_merged(draft.graph, held, exporter)
+    told, known = _recorded_copies(draft.graph, held, exporter)
     module = exporter.signature.kinds or held
     untold = {name: held[name] for name in held if name in module and name not in known}
-    copies = [*told, *_alike(draft.graph, untold, exporter)]
+    copies = [*told, *_guessed_copies(draft.graph, untold, exporter)]
     if not named and not copies:
         return
     made, fresh = draft.change(), []
@@ -76,7 +75,7 @@ def untie(draft: Draft) -> None:
         _copy(made, held[copy.source], name)
         for index, slot in copy.places:
             made.node[index].input[slot] = name
-        draft.tell({name: copy.kind} if copy.kind else {}, {name: [copy.target]} if copy.target else {})
+        draft.record({name: copy.kind} if copy.kind else {}, {name: [copy.target]} if copy.target else {})
         fresh.append(name)
     for index in reversed(named):
         del made.node[index]
@@ -84,7 +83,9 @@ def untie(draft: Draft) -> None:
     draft.notes.append(f"the exporter has merged tensors that were equal; {shown} have their own content again")
 
 
-def _lost_names(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter) -> list[int]:
+def _identities_of_merged(
+    graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter
+) -> list[int]:
     """The nodes that give a tensor of the file under the name of another one: of the module, or of a copied part."""
     lost = {
         index: (node.input[0], node.output[0])
@@ -93,10 +94,10 @@ def _lost_names(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], ex
     }
     named = {index for index, names in lost.items() if all(map(exporter.names_module, names))}
     told = {index: names for index, names in lost.items() if index in named or exporter.made(names[1])}
-    return sorted(named | copied(graph.node, told, held, exporter))
+    return sorted(named | identities_of_copies(graph.node, told, held, exporter))
 
 
-def _told(
+def _recorded_copies(
     graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter
 ) -> tuple[list[_Copy], set[str]]:
     """The copies that the file tells of, and the tensors of which it tells at least one reader."""
@@ -118,11 +119,11 @@ def _told(
         own = origins[name] if name in stays or origins[name] in by_target else next(iter(by_target))
         for target, group in by_target.items():
             if target != own and target not in held:
-                copies.append(_told_copy(name, target, group, graph, exporter))
+                copies.append(_recorded_copy(name, target, group, graph, exporter))
     return copies, set(readers)
 
 
-def _told_copy(name: str, target: str, reads: Sequence[Read], graph: onnx.GraphProto, exporter: Exporter) -> _Copy:
+def _recorded_copy(name: str, target: str, reads: Sequence[Read], graph: onnx.GraphProto, exporter: Exporter) -> _Copy:
     """The copy for the readers of one tensor of the module, or of a number in their calls."""
     places = [(read.node, read.slot) for read in reads]
     if not target:
@@ -132,7 +133,9 @@ def _told_copy(name: str, target: str, reads: Sequence[Read], graph: onnx.GraphP
     return _Copy(name, f"{target}.{name}", places, "", target)
 
 
-def _alike(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter) -> Iterator[_Copy]:
+def _guessed_copies(
+    graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter
+) -> Iterator[_Copy]:
     """A copy for each reader but the first of tensors that look as if they were merged."""
     readers: dict[str, list[tuple[int, int]]] = {}
     for index, node in enumerate(graph.node):
@@ -143,7 +146,7 @@ def _alike(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporte
         if len(places) < 2 or len(held[name].dims) != 1:
             continue
         usual = all(slot in _FRESH.get(graph.node[index].op_type, ()) for index, slot in places)
-        if usual and is_one_number(held[name], exporter.path):
+        if usual and is_zeros_or_ones(held[name], exporter.path):
             for index, slot in places[1:]:
                 yield _Copy(name, _name(graph.node[index], slot), [(index, slot)], exporter.kinds.get(name, ""))
 

@@ -1,21 +1,19 @@
-"""Results that an exporter has given the name of a tensor of the module: renamed, where the file tells them apart."""
+"""Results that the exporter has called like a tensor of the module: they get names of their own.
+
+`torch.onnx.export(…, dynamo=True, optimize=False)` calls the first mean `mean`, as a buffer may be called. The sign is
+a node whose output has the name of an initializer of the module, and whose metadata call it so. The result is renamed,
+for those readers whose metadata name it and not the tensor.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.module.draft import Draft
 from foreplan.frontend.onnx.module.signature import Call
 
-if TYPE_CHECKING:
-    pass
 
-
-def rename_shadows(draft: Draft) -> None:
-    """Give such a result a name of its own. Its readers are those whose calls name it, and not the tensor.
-
-    The exporter of `torch.onnx.export(…, dynamo=True, optimize=False)` calls the first mean `mean`, as a buffer may be
-    called. A reader that names neither, or both, leaves the file as it is: an error then says what is given twice.
+def rename_clashing_results(draft: Draft) -> None:
+    """Rename each such result. A reader that names neither it nor the tensor, or both, leaves the file as it is: an
+    error then says what is given twice.
     """
     held = {tensor.name for tensor in draft.graph.initializer} & draft.exporter.signature.kinds.keys()
     outputs = {info.name for info in draft.graph.output}

@@ -1,4 +1,9 @@
-"""Biases of zeros that an exporter has left out, put back: they are trained like any other, as in the module."""
+"""Biases of zeros that the exporter has left out: they are there again, and trained like any other.
+
+`torch.onnx.export(…, dynamo=True)` drops the bias of a product or convolution if it is zero, as it is in fresh modules.
+The sign is a Gemm, Conv or ConvTranspose without a bias, whose metadata name a parameter in the bias's place that no
+node reads. The node reads an initializer of zeros under that name.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +23,8 @@ _CALLS = {"aten.linear": (2, (3,)), "aten.conv": (2, (3,)), "aten.addmm": (0, (3
 _OPS = ("Gemm", "Conv", "ConvTranspose")
 
 
-def put_back_zeros(draft: Draft) -> None:
-    """Give each product and convolution the bias that its call names, if no node reads it: it has zeros alone.
-
-    PyTorch's exporter leaves out the bias of these ops where it is zero, as it is in fresh modules.
-    """
+def restore_omitted_biases(draft: Draft) -> None:
+    """Give each product and convolution the bias that its call names, if no node reads it: it has zeros alone."""
     held, signature = draft.floats(), draft.exporter.signature
     read = {name for node in draft.graph.node for name in node.input}
     read.update(source for sources in draft.exporter.sources.values() for source in sources)
