@@ -27,7 +27,7 @@ from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.digests import Digests
-from foreplan.runtime.ranks.once import first_alone
+from foreplan.runtime.ranks.first_rank import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
 

@@ -15,10 +15,10 @@ from foreplan.graph import Kind
 from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
-from foreplan.runtime.matching import AS_THEY_ARE, NO_MODULE, Loaded, Names, Wanted, match
+from foreplan.runtime.matching import AS_THEY_ARE, NO_MODULE, Loaded, Names, SessionValue, match
 from foreplan.runtime.ranks import ALONE, World
 from foreplan.runtime.ranks.digests import Digests
-from foreplan.runtime.ranks.once import first_alone
+from foreplan.runtime.ranks.first_rank import first_alone
 from foreplan.runtime.ranks.stages import of_all_stages, of_other_stages, stages_of
 from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
@@ -132,7 +132,9 @@ def load_checkpoint(
     with open_tensors(path) as file:
         as_saved = strict and not names
         slots = {_key(slot): slot for slot in _slots(file, program, state and as_saved, others)}
-        wanted = [Wanted(key, slot.operand.type.dtype.name, slot.operand.type.shape) for key, slot in slots.items()]
+        wanted = [
+            SessionValue(key, slot.operand.type.dtype.name, slot.operand.type.shape) for key, slot in slots.items()
+        ]
         passed = (_state_in(file) | {_key(slot) for slot in _kept(program)} | others) - slots.keys()
         entries = {name: entry for name, entry in file.entries.items() if name not in passed}
         found, loaded = match(path, program.model, entries, wanted, names, strict, origin)

@@ -17,7 +17,7 @@ _COUNTER, _STATISTIC = "num_batches_tracked", "running_mean"  # PyTorch counts w
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SessionValue:
     """A value that a session keeps.
 
     Attributes:
@@ -108,7 +108,7 @@ class Names:
             raise SessionError(f"{path!r} has nothing called {unused[0]!r} to rename; there are {near}")
         return {own: entry for own, (_, entry) in found.items()}, [name for name in entries if name not in held]
 
-    def check(self, values: Mapping[str, Wanted]) -> None:
+    def check(self, values: Mapping[str, SessionValue]) -> None:
         """Check that each pattern means something.
 
         Raises:
@@ -123,7 +123,7 @@ class Names:
                 if option == "transpose" and all(len(values[key].shape) != 2 for key in meant):
                     raise UsageError(f"transpose: {meant[0]!r} is {values[meant[0]]}, and no matrix")
 
-    def turns(self, value: Wanted) -> bool:
+    def turns(self, value: SessionValue) -> bool:
         """Whether a pattern says that the file has this matrix the other way round."""
         return len(value.shape) == 2 and any(matches(value.key, pattern) for pattern in self.transpose)
 
@@ -171,7 +171,7 @@ def match(
     path: str,
     model: str,
     entries: Mapping[str, Entry],
-    wanted: Iterable[Wanted],
+    wanted: Iterable[SessionValue],
     names: Names,
     strict: bool,
     origin: ModuleOrigin = NO_MODULE,
@@ -235,7 +235,7 @@ def _untied(path: str, entries: Mapping[str, Entry], origin: ModuleOrigin) -> di
     return found
 
 
-def _fitting(path: str, value: Wanted, entry: Entry, names: Names, strict: bool) -> Match:
+def _fitting(path: str, value: SessionValue, entry: Entry, names: Names, strict: bool) -> Match:
     """The tensor of a name, if its shape and type fit.
 
     Raises:
@@ -258,7 +258,7 @@ def _fitting(path: str, value: Wanted, entry: Entry, names: Names, strict: bool)
     raise SessionError(f"{path!r} is of another model: its {value.key!r} is {entry}, and not {value}; {remedy}")
 
 
-def _check_squares(path: str, values: Mapping[str, Wanted], found: Iterable[str], turned: Sequence[str]) -> None:
+def _check_squares(path: str, values: Mapping[str, SessionValue], found: Iterable[str], turned: Sequence[str]) -> None:
     """Where matrices are transposed because only so they fit, the shape of a square one does not show how it lies.
 
     Raises:

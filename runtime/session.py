@@ -19,23 +19,23 @@ from foreplan.lower.targets import engine_info
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.beside import Beside, Programs
+from foreplan.runtime.bound_program import BoundProgram
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
-from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs, micro_batch, smaller
-from foreplan.runtime.kept import WAY_OUT
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
 from foreplan.runtime.ranks.agreement import together
-from foreplan.runtime.ranks.alike import check_alike
 from foreplan.runtime.ranks.digests import Digests
+from foreplan.runtime.ranks.same_step import check_alike
 from foreplan.runtime.ranks.stages import held_by_stages, stages_of
 from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room, give_back
+from foreplan.runtime.session_state import WAY_OUT
 from foreplan.runtime.sizes import Sizes
-from foreplan.runtime.stored import Stored, absent_in
+from foreplan.runtime.stored_values import StoredValues, absent_in
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 
@@ -148,8 +148,10 @@ class Session(Sizes):
         fresh = allocated(engine.allocate, wanted, "an arena")
         self.regions: list[Memory] = [taken.get(i, memory) for i, memory in enumerate(fresh)]
         self.regions += allocated(engine.allocate_host, heights[HOST:], "host memory")
-        self._body = Half(engine, program, plan, self.regions, poison)
-        self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
+        self._body = BoundProgram(engine, program, plan, self.regions, poison)
+        self._update = (
+            None if update is None else BoundProgram(engine, update.program, update.plan, self.regions, poison)
+        )
         inputs = (*program.inputs, *(update.program.inputs if update else ()))
         self._inputs = {slot.name: slot for slot in inputs}
         self._notes = StepNotes(program, self._inputs, self._world)
@@ -161,8 +163,8 @@ class Session(Sizes):
         slots = {slot.name: slot for slot in program.tensors}
         kept = {slot.name: self._stored[slot.name] for slot in program.tensors if slot.kind.is_kept}
         weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
-        self.stored: Stored = Stored(slots, kept, self._turn, self._assigned)
-        self.parameters: Stored = Stored(slots, weights, self._turn, self._assigned)
+        self.stored: StoredValues = StoredValues(slots, kept, self._turn, self._assigned)
+        self.parameters: StoredValues = StoredValues(slots, weights, self._turn, self._assigned)
         if of_step:
             return
         for value, row in self._body.rows.items():
@@ -335,7 +337,7 @@ class Session(Sizes):
         arrays = check_inputs(self._inputs, inputs, count)
         return [micro_batch(self._inputs, arrays, i) for i in range(count)]
 
-    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> Begun:
+    def _begin(self, batches: Sequence[Arrays], watches: Mapping[BoundProgram, Watch]) -> Begun:
         """Begin a step. On a card all its work is queued when this returns. So neither writes ahead, nor writes of
         another session that shares its memory, change its results.
         """

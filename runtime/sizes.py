@@ -12,11 +12,11 @@ from foreplan.lower.program import Program, Slot
 from foreplan.planner import Plan
 from foreplan.runtime.beside import Metrics, Programs
 from foreplan.runtime.inputs import check_inputs, smaller
-from foreplan.runtime.kept import Kept
 from foreplan.runtime.result import Result
+from foreplan.runtime.session_state import SessionState
 
 
-class Sizes(Kept):
+class Sizes(SessionState):
     """The part of a session that takes batches of other sizes."""
 
     _inputs: Mapping[str, Slot]

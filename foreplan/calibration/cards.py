@@ -30,7 +30,7 @@ NODES = 1 << 14  # of the graph that is measured: many, since memory comes in pa
 STEPS = 100  # steps in which the memory may not change
 
 
-class Watched(Protocol):
+class CardMemory(Protocol):
     """What the driver says of all cards of a machine; `foreplan.runtime.cuda.libraries.nvml.Nvml` does."""
 
     def used(self) -> Sequence[int]:
@@ -59,7 +59,7 @@ def _library_of(kernel: str) -> str:
     return next(iter(libraries_of([kernel])), "")
 
 
-def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[str, str]) -> Calibration:
+def calibrate(watched: CardMemory, opened: Callable[[], Card], versions: Mapping[str, str]) -> Calibration:
     """Measure the memory that a process holds on a card besides its arena, in this order: its context; a training step
     with foreplan's own kernels; the same with those of each installed library; a graph.
 

@@ -25,7 +25,7 @@ STEPS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProcessMemory:
     """The memory that one process held.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Engine:
         self.loaded = self.small.beside - self.per_instruction * self.small.instructions
         self.compiled = self.loaded + more[0] - self.per_action * compiled[0].actions
 
-    def run(self, model: str, load: bool, target: str = "") -> Seen:
+    def run(self, model: str, load: bool, target: str = "") -> ProcessMemory:
         """The memory of a process that has compiled a step, or has loaded its plan. One that compiles also makes the
         compiled code that the cache lacks.
         """
@@ -109,7 +109,7 @@ class _Engine:
         return _child(model, target, plan, load)
 
 
-def _child(model: str, target: str, plan: str, load: bool = False) -> Seen:
+def _child(model: str, target: str, plan: str, load: bool = False) -> ProcessMemory:
     given = json.dumps([model, target, plan, load])
     path = os.pathsep.join(each for each in sys.path if each)
     done = subprocess.run(
@@ -122,7 +122,7 @@ def _child(model: str, target: str, plan: str, load: bool = False) -> Seen:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         raise TargetError(f"a process with a step of {model} on {target} could not be measured: {last}")
-    return Seen(**json.loads(done.stdout.splitlines()[-1]))
+    return ProcessMemory(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def held_at_most(proc: Path = Path("/proc")) -> int:
@@ -159,7 +159,7 @@ def _measured(model: str, target: str, plan: str, load: bool) -> Mapping[str, in
         session.step(inputs)
     beside = held_at_most() - step.arena_bytes - sum(array.nbytes for array in inputs.values())
     calls = calls_of_loops(step.program, step.plan)
-    return asdict(Seen(beside, len(step.plan.steps), len(step.program.actions), calls))
+    return asdict(ProcessMemory(beside, len(step.plan.steps), len(step.program.actions), calls))
 
 
 if __name__ == "__main__":

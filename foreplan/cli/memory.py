@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
     from foreplan.fit.remedies import Remedy
-    from foreplan.views.beside import Beside
+    from foreplan.views.eager_comparison import Beside
     from foreplan.views.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
@@ -144,7 +144,7 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
         )
     from foreplan.cli.model import loss_by_default
     from foreplan.compiler.at_hand import eager_memory
-    from foreplan.views.beside import Beside
+    from foreplan.views.eager_comparison import Beside
 
     options = compiled.options
     default = "cross_entropy" if compiled.model is None else loss_by_default(compiled.model)

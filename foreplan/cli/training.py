@@ -206,7 +206,7 @@ class Run:
 
     def _first_not_finite(self, step: int) -> str:
         """Which tensor was the first that was not finite, of a run of few steps: they are done again, and watched."""
-        from foreplan.runtime.finite import not_finite
+        from foreplan.runtime.first_nan import not_finite
 
         count = step - self.first
         if self.anew is None or self.world.size > 1 or count > FIRST_STEPS:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foreplan.runtime.beside import Evaluation, Metrics
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
-    from foreplan.views.beside import Beside
+    from foreplan.views.eager_comparison import Beside
     from foreplan.views.explanation import Explanation, Rebuild
     from foreplan.views.memory import Memory
     from foreplan.views.verdict import Verdict
@@ -247,8 +247,8 @@ class Compiled:
                 not installed.
         """
         from foreplan.views.formats import write_view
+        from foreplan.views.peak_words import peak_words
         from foreplan.views.timeline import Timeline
-        from foreplan.views.words import peak_words
 
         if over is not None:
             instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
@@ -286,7 +286,7 @@ class Compiled:
         from foreplan.compiler.at_hand import workspaces_on
         from foreplan.eager import Variant, as_pytorch
         from foreplan.passes import ChooseTrained, FuseAttention, of_mode
-        from foreplan.views.beside import Beside
+        from foreplan.views.eager_comparison import Beside
 
         chosen, options = Variant(**variant), self.options
         if self.model is None:

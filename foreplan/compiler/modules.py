@@ -14,11 +14,11 @@ import numpy as np
 from foreplan.base.arguments import flag, shown
 from foreplan.base.errors import ModelError, UsageError
 from foreplan.compiler import api
-from foreplan.frontend.torch.beside import Pass, one_pass
 from foreplan.frontend.torch.exporting import torch_here
-from foreplan.frontend.torch.held import of_module
 from foreplan.frontend.torch.importer import imported, opened
-from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.known_tensors import array_of
+from foreplan.frontend.torch.module_tensors import of_module
+from foreplan.frontend.torch.reference_pass import Pass, one_pass
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer
 from foreplan.graph import Graph, Node, Value

@@ -30,12 +30,12 @@ from foreplan.passes.precision import PRECISIONS, WithPrecision
 from foreplan.passes.quantised_weights import quantised_weights
 from foreplan.passes.ranks import (
     DifferentiateInParts,
+    GradientUses,
     LayOutWeights,
     MeanOfAll,
     ShareOfMean,
     SumGradients,
     SyncBatchNorm,
-    Uses,
 )
 from foreplan.passes.select import SelectOutputs
 from foreplan.passes.split import SplitSegments
@@ -105,7 +105,10 @@ def passes_of_inference(options: Options) -> Entries:
 
 
 def passes_of_training(
-    options: Options, form: Form | None = None, uses: Uses | None = None, accumulation: Accumulation | None = None
+    options: Options,
+    form: Form | None = None,
+    uses: GradientUses | None = None,
+    accumulation: Accumulation | None = None,
 ) -> Entries:
     """The list of a training step, up to the target's stage.
 
@@ -151,7 +154,9 @@ def _of_inference(options: Options) -> Iterator[Entry]:
         yield from _listed(_T, *SIMPLIFY)
 
 
-def _of_training(options: Options, form: Form, uses: Uses | None, accumulation: Accumulation | None) -> Iterator[Entry]:
+def _of_training(
+    options: Options, form: Form, uses: GradientUses | None, accumulation: Accumulation | None
+) -> Iterator[Entry]:
     ranks, dtype = ranks_of(options), PRECISIONS[options.precision]
     synced = options.batch_norm == "sync" and ranks.count > 1
     to_loss = {entry: count for entry, count in options.parts if is_to_loss(entry)}
@@ -212,7 +217,7 @@ def _of_training(options: Options, form: Form, uses: Uses | None, accumulation: 
     yield from _listed(_T, *SIMPLIFY)
 
 
-def _backward(options: Options, in_turn: bool, uses: Uses | None, accumulation: Accumulation | None) -> Pass:
+def _backward(options: Options, in_turn: bool, uses: GradientUses | None, accumulation: Accumulation | None) -> Pass:
     """What adds the backward pass, and what uses its gradients."""
     scaled, ranks = is_scaled(PRECISIONS[options.precision]), ranks_of(options)
     if options.stages > 1:

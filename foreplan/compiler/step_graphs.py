@@ -19,7 +19,7 @@ from foreplan.options import USUAL, Options
 from foreplan.options.ranks import check_trained, ranks_of
 from foreplan.passes.pipeline import Ran, Stage, of_stages, run_passes, target_passes
 from foreplan.passes.properties import is_step
-from foreplan.passes.ranks import Uses, by_pass, uses_of_gradients
+from foreplan.passes.ranks import GradientUses, by_pass, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out
 
 Watch = Callable[[Ran], None]
@@ -96,7 +96,7 @@ def _free_form(graph: Graph, options: Options) -> Form:
     return split if adds_little(*(lowered(form, options.unnamed) for form in forms)) else whole
 
 
-def uses_of(options: Options) -> Uses | None:
+def uses_of(options: Options) -> GradientUses | None:
     """What becomes of gradients; None: the step returns them."""
     if options.optimizer is None:
         return None

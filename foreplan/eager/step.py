@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from foreplan.eager.attached import LOSSES, known_loss
 from foreplan.eager.autocast import Autocast
 from foreplan.eager.autograd import UINT8, Tape
 from foreplan.eager.ddp import buckets
 from foreplan.eager.forward import Run
+from foreplan.eager.loss_calls import LOSSES, loss_call_of
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
 from foreplan.eager.result import Eager, Phase
@@ -79,7 +79,7 @@ class _Loop:
 
     def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape, accumulate: int) -> None:
         self.variant, self.optimizer, self.tape, self.accumulate = variant, optimizer, tape, accumulate
-        graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
+        graph, self.loss = loss_call_of(graph if loss is None else attach_loss(graph, loss))
         graph = _of_results(graph)
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint, variant.attention, variant.gelu)
         self.phases: list[Phase] = []

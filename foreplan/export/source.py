@@ -11,7 +11,7 @@ import numpy as np
 from foreplan.base.errors import UnsupportedError
 from foreplan.base.units import listed
 from foreplan.export.save import Contents
-from foreplan.frontend.onnx.nested import graph_at
+from foreplan.frontend.onnx.nested_tensors import graph_at
 from foreplan.frontend.onnx.origin import OTHERWISE, Origin
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import DType, Graph, Kind, Value, as_dtype

@@ -6,8 +6,8 @@ from foreplan.compiler.compiled import Compiled
 from foreplan.fit.changes import changes
 from foreplan.planner import explain as stages_of
 from foreplan.views.explanation import Explanation, Rebuild
+from foreplan.views.peak_words import largest_at_peak
 from foreplan.views.timeline import Timeline
-from foreplan.views.words import largest_held
 
 
 def explain(step: Compiled, rebuild: Rebuild | None = None) -> Explanation:
@@ -19,5 +19,5 @@ def explain(step: Compiled, rebuild: Rebuild | None = None) -> Explanation:
     """
     program, plan = step.highest
     memory, timeline = step.memory, Timeline.of(program, plan)
-    held = largest_held(memory, timeline)
+    held = largest_at_peak(memory, timeline)
     return Explanation(memory, timeline, held, stages_of(program, plan), changes(step, rebuild))

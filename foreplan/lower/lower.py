@@ -13,10 +13,10 @@ from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.names import Names
 from foreplan.graph.op import Types
+from foreplan.lower.activation_choices import with_activation_choices
 from foreplan.lower.exchanges import check_waits, cluster_for, exchange_nanoseconds, goes_on_beside
 from foreplan.lower.fallbacks import notes_of
 from foreplan.lower.in_place import gathered_in_place
-from foreplan.lower.named import with_named
 from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.prepack import best_blocks, prepack_note
@@ -56,7 +56,7 @@ def lower(
     on the target `cpu`.
 
     Args:
-        named: activations that are kept, recomputed or copied to the host (see `with_named`).
+        named: activations that are kept, recomputed or copied to the host (see `with_activation_choices`).
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         prepack: with stored values that no step changes in the blocks in which their readers are fastest.
@@ -91,7 +91,7 @@ def lower(
         program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
     program = replace(program, notes=(*program.notes, *because, *chosen.notes, *notes_of(program)))
-    program = with_named(program, chosen, named)
+    program = with_activation_choices(program, chosen, named)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program
 

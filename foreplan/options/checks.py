@@ -72,9 +72,9 @@ def lent(name: str, value: Any) -> Any:
     if value is None:
         return None
     from foreplan.lower.program import Program
-    from foreplan.options.lent import Lent
+    from foreplan.options.shared_weights import SharedWeights
 
-    if isinstance(value, Lent):
+    if isinstance(value, SharedWeights):
         return value
     found = instance(name, getattr(value, "program", value), Program, "give what `compile` or `load_plan` returns")
-    return Lent(found, getattr(value, "held", ()))
+    return SharedWeights(found, getattr(value, "held", ()))

@@ -6,7 +6,7 @@ from foreplan.base.errors import UsageError
 from foreplan.graph import Value
 from foreplan.lower.program import PARAMETERS
 from foreplan.options import USUAL, Options
-from foreplan.options.lent import Lent
+from foreplan.options.shared_weights import SharedWeights
 from foreplan.passes.ranks import Ranks, Storage
 from foreplan.passes.stages import CutIntoStages
 
@@ -53,7 +53,7 @@ def storage_of(options: Options) -> Storage:
         )
     if options.share is None:
         return Storage(ranks_of(options))
-    lent: Lent = options.share
+    lent: SharedWeights = options.share
     step = lent.program
     _check_share(options, lent)
     like = tuple(
@@ -67,13 +67,13 @@ def storage_of(options: Options) -> Storage:
 
 def forward_stage_of(options: Options) -> CutIntoStages | None:
     """What makes one stage of a forward pass: where the step that it shares weights with is one; None: it is whole."""
-    lent: Lent | None = options.share
+    lent: SharedWeights | None = options.share
     if lent is None or not lent.program.is_stage:
         return None
     return CutIntoStages(lent.held, lent.program.stage, lent.program.of_stage)
 
 
-def _check_share(options: Options, lent: Lent) -> None:
+def _check_share(options: Options, lent: SharedWeights) -> None:
     """Check that a forward pass can share with a step."""
     step = lent.program
     if step.is_stage and not lent.held:

@@ -16,8 +16,8 @@ from foreplan.ops.map import convert, elementwise
 from foreplan.ops.pullback import Pullback, depending
 from foreplan.ops.shape import broadcast_to
 from foreplan.passes.base import Pass
-from foreplan.passes.idle import idle_notes
 from foreplan.passes.loss_scale import LossScale
+from foreplan.passes.missing_gradients import missing_gradient_notes
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.split_samples import in_turn
@@ -84,7 +84,7 @@ class Differentiate(
         consumer = None if self.consume is None else self.consume(b, scale, None)
         walk = _Backward(b, graph, consumer, scale)
         walk.run()
-        for note in idle_notes(graph):
+        for note in missing_gradient_notes(graph):
             b.note(note)
         gradients = {value.name: walk.of_input(value) for value in asked}
         updates = dict(graph.updates)

@@ -10,8 +10,8 @@ from foreplan.base.units import format_bytes
 from foreplan.graph import Graph
 from foreplan.planner import Stages
 from foreplan.views.memory import Memory
+from foreplan.views.peak_words import PeakBuffer, peak_words
 from foreplan.views.timeline import Timeline
-from foreplan.views.words import Held, peak_words
 
 Rebuild = Callable[[int], Graph]
 
@@ -49,7 +49,7 @@ class Explanation:
 
     memory: Memory
     timeline: Timeline
-    held: tuple[Held, ...]
+    held: tuple[PeakBuffer, ...]
     stages: Stages
     changes: tuple[Change, ...]
 
@@ -88,7 +88,7 @@ class Explanation:
         return "\n\n".join(parts) + "\n"
 
 
-def _held_lines(held: tuple[Held, ...]) -> Iterator[str]:
+def _held_lines(held: tuple[PeakBuffer, ...]) -> Iterator[str]:
     for each in held:
         shape = f" {each.buffer.shape}" if each.buffer.shape else ""
         yield f"  {format_bytes(each.buffer.nbytes):>12}  {each.buffer.name}{shape}"

@@ -23,7 +23,7 @@ _LONGEST = 4096  # letters of a file's name
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class PeakAllocation:
     """An allocation that is alive at the peak: where it was made, and its bytes."""
 
     name: str
@@ -44,7 +44,7 @@ class Recorded:
     peak: int
     reserved: int
     allocations: int
-    alive: tuple[Alive, ...]
+    alive: tuple[PeakAllocation, ...]
 
 
 def read_snapshot(path: str | Path) -> Recorded:
@@ -106,7 +106,7 @@ def _recorded(trace: list[dict[str, Any]], segments: list[dict[str, Any]], place
     alive = _alive(trace[:at], places)
     rest = peak[0] - sum(each.nbytes for each in alive)
     if rest > 0 and start[0] > 0:
-        alive.append(Alive(_UNKNOWN, rest))
+        alive.append(PeakAllocation(_UNKNOWN, rest))
     count = sum(event["action"] == "alloc" for event in trace)
     return Recorded(*peak, count, tuple(sorted(alive, key=lambda each: -each.nbytes)))
 
@@ -130,12 +130,12 @@ def _action(event: dict[str, Any]) -> str:
     return action
 
 
-def _alive(trace: list[dict[str, Any]], places: _Places) -> list[Alive]:
+def _alive(trace: list[dict[str, Any]], places: _Places) -> list[PeakAllocation]:
     """What has been allocated and not released, with the innermost line of Python that allocated it."""
-    found: dict[int, Alive] = {}
+    found: dict[int, PeakAllocation] = {}
     for event in trace:
         if event["action"] == "alloc":
-            found[_whole(event["addr"])] = Alive(places.of(event.get("frames") or []), _whole(event["size"]))
+            found[_whole(event["addr"])] = PeakAllocation(places.of(event.get("frames") or []), _whole(event["size"]))
         elif event["action"] == "free_completed":
             found.pop(_whole(event["addr"]), None)
     return list(found.values())

@@ -45,7 +45,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AllocatedBlock:
     """A block that is taken.
 
     Attributes:
@@ -69,14 +69,14 @@ class _Writer:
 
     trace: list[dict[str, Any]] = field(default_factory=list)
     segments: list[tuple[int, int, bool, tuple[Frame, ...]]] = field(default_factory=list)
-    taken: dict[int, Taken] = field(default_factory=dict)
+    taken: dict[int, AllocatedBlock] = field(default_factory=dict)
     now: int = 0
 
     def add_segment(self, address: int, nbytes: int, small: bool, frames: tuple[Frame, ...]) -> None:
         self.segments.append((address, nbytes, small, frames))
         self._event("segment_alloc", address, nbytes, frames, category=_SEGMENTS)
 
-    def take(self, block: Taken) -> None:
+    def take(self, block: AllocatedBlock) -> None:
         self.taken[block.address] = block
         about = {"user_metadata": block.facts} if block.facts else {}
         self._event("alloc", block.address, block.asked, block.frames, category=block.category, **about)
@@ -126,7 +126,7 @@ def _entries(frames: Iterable[Frame]) -> list[dict[str, Any]]:
     return [frame.entry for frame in frames]
 
 
-def _blocks(address: int, nbytes: int, taken: Iterable[Taken]) -> Iterator[dict[str, Any]]:
+def _blocks(address: int, nbytes: int, taken: Iterable[AllocatedBlock]) -> Iterator[dict[str, Any]]:
     """The blocks of a segment, free ones between those that are taken."""
     at = address
     for block in taken:
@@ -165,7 +165,7 @@ def eager_snapshot(eager: Eager) -> dict[str, Any]:
         frames = (Frame(made.name, phase.name, phase.iteration),)
         for segment in allocator.segments[known:]:
             writer.add_segment(segment.address, segment.nbytes, segment.small, frames)
-        writer.take(Taken(block.address, block.nbytes, made.nbytes, str(made.use), frames))
+        writer.take(AllocatedBlock(block.address, block.nbytes, made.nbytes, str(made.use), frames))
     return writer.snapshot(_ALLOCATOR | _NO_TIME, Frame("the last step has ended", phase.name, phase.iteration))
 
 
@@ -179,7 +179,7 @@ def plan_snapshot(memory: Memory, title: str) -> dict[str, Any]:
     for name, base in bases.items():
         writer.add_segment(base, heights[name], False, (Frame(f"region {name}", title, 0),))
     last = max(1, len(memory.plan.steps))
-    begins: dict[int, list[Taken]] = {}
+    begins: dict[int, list[AllocatedBlock]] = {}
     ends: dict[int, list[int]] = {}
     line = Timeline.of(memory.problem, memory.plan)
     edges, clock = line.clock
@@ -191,7 +191,7 @@ def plan_snapshot(memory: Memory, title: str) -> dict[str, Any]:
         facts = _facts(buffer, line)
         frames = tuple(_frames(buffer, memory))
         begins.setdefault(buffer.lower, []).append(
-            Taken(address, buffer.nbytes, buffer.nbytes, category, frames, facts)
+            AllocatedBlock(address, buffer.nbytes, buffer.nbytes, category, frames, facts)
         )
         if buffer.upper < last:
             ends.setdefault(buffer.upper, []).append(address)

@@ -13,7 +13,7 @@ from foreplan.planner.recompute.order import unroll
 
 
 @dataclass(frozen=True)
-class Late:
+class LateOrder:
     """Steps in another order.
 
     Attributes:
@@ -25,7 +25,7 @@ class Late:
     order: tuple[int, ...]
 
 
-def as_late(problem: Problem, steps: Sequence[int], orders: Sequence[Sequence[int]]) -> Late | None:
+def as_late(problem: Problem, steps: Sequence[int], orders: Sequence[Sequence[int]]) -> LateOrder | None:
     """The lowest schedule of some steps in which the first run of every action stands where one of the orders has it,
     and further runs as late as something needs them.
 
@@ -54,7 +54,7 @@ def as_late(problem: Problem, steps: Sequence[int], orders: Sequence[Sequence[in
             return None
         if made is not None and _obeys(graph, made):
             found.append(tuple(made))
-    return Late(runs, min(found, key=lambda made: schedule(runs, "", made).bound)) if found else None
+    return LateOrder(runs, min(found, key=lambda made: schedule(runs, "", made).bound)) if found else None
 
 
 def _late(runs: Problem, steps: Sequence[int], place: Mapping[int, int]) -> list[bool]:

@@ -13,7 +13,7 @@ from foreplan.graph.init import Fill
 from foreplan.lower.program import Slot
 from foreplan.runtime.ranks.agreement import refuse_differences
 from foreplan.runtime.ranks.world import World
-from foreplan.runtime.stored import draw
+from foreplan.runtime.stored_values import draw
 
 
 def checksum(array: np.ndarray) -> str:

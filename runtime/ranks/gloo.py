@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.late import DEADLINE, STOPPED, Look, Who, late, lost
+from foreplan.runtime.ranks.deadlines import DEADLINE, STOPPED, Look, RankProcess, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _LONG = 0.5  # seconds after which a rank that waits says so
@@ -49,7 +49,7 @@ class _Waits:
 
     def __init__(self, store: Any, rank: int, size: int, deadline: float) -> None:
         self.store, self.rank, self.deadline = store, rank, deadline
-        self.who: list[Who] = [Who.here()] * size
+        self.who: list[RankProcess] = [RankProcess.here()] * size
         self.what = ""  # of the wait in which this rank is; empty: none
         self._members: Sequence[int] = ()  # of the same
         self._number = 0  # of waits so far
@@ -172,7 +172,7 @@ class Gloo:
         self._groups: dict[tuple[int, int], Gloo] = {}
         if whole is None:
             self._ending = self._new_group(ranks)
-            waits.who = self.gather(Who.here(), "who all ranks are")
+            waits.who = self.gather(RankProcess.here(), "who all ranks are")
 
     def _new_group(self, ranks: list[int]) -> Any:
         return self._dist.new_group(ranks, timeout=timedelta(seconds=self._waits.deadline + _MORE))

@@ -16,7 +16,7 @@ from types import TracebackType
 from foreplan.base.arguments import number_in
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.base.units import format_seconds
-from foreplan.runtime.ranks.late import DEADLINE, WAY_OUT
+from foreplan.runtime.ranks.deadlines import DEADLINE, WAY_OUT
 from foreplan.runtime.ranks.launchers import TORCHRUN, Launch, launch_of
 from foreplan.runtime.ranks.world import ALONE, World
 

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.late import DEADLINE, Look, Who, late, lost
+from foreplan.runtime.ranks.deadlines import DEADLINE, Look, RankProcess, late, lost
 from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
 
 _NOTE = 1  # the tag of what ranks tell one another while they wait
@@ -29,7 +29,7 @@ class _Waits:
     def __init__(self, comm: MPI.Comm, deadline: float) -> None:
         """All ranks of `comm`, at the same time; on it alone they ask and answer."""
         self.comm, self.deadline = comm, deadline
-        self.who: list[Who] = comm.allgather(Who.here())
+        self.who: list[RankProcess] = comm.allgather(RankProcess.here())
         self.heard: dict[int, str] = {}
         self._told: list[MPI.Request] = []
 

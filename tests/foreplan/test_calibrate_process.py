@@ -12,7 +12,7 @@ import foreplan as fp
 from foreplan.base.calibration import read_entries, record
 from foreplan.base.errors import TargetError
 from foreplan.calibration import processes as module
-from foreplan.calibration.processes import Seen, calibrate_process, held_at_most
+from foreplan.calibration.processes import ProcessMemory, calibrate_process, held_at_most
 from foreplan.runtime.processes import PROCESSES
 from tests.cpu.check import needs_onednn
 
@@ -31,7 +31,7 @@ FIGURES = {
 }
 
 
-def pretended(model: str, target: str, plan: str, load: bool = False) -> Seen:
+def pretended(model: str, target: str, plan: str, load: bool = False) -> ProcessMemory:
     """A process as the parts have it."""
     Path(plan).touch()
     actions, instructions = (300, 280) if model == module.LARGE else (40, 35)
@@ -43,7 +43,7 @@ def pretended(model: str, target: str, plan: str, load: bool = False) -> Seen:
     held += f["llvm_bytes"] if cpu or not load else 0
     held += (f["onednn_bytes"] + f["thread_bytes"] * target.endswith("2")) if cpu else 0
     held += 0 if load else f["planner_bytes"] + f["planner_bytes_per_action"] * actions
-    return Seen(held, instructions, actions, calls)
+    return ProcessMemory(held, instructions, actions, calls)
 
 
 @pytest.mark.parametrize("versions", [{"python": "3"}, {"python": "3", "onednn": "2025"}], ids=["numpy", "cpu"])

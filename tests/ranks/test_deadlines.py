@@ -15,7 +15,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.runtime.ranks import current, launch
-from foreplan.runtime.ranks.late import LateError, Who, late, lost
+from foreplan.runtime.ranks.deadlines import LateError, RankProcess, late, lost
 from tests.ranks.differences import batch_for, stages_of, step_of
 from tests.ranks.threads import Thread, run
 
@@ -26,7 +26,7 @@ KINDS: dict[str, Any] = {
     "micro-batches": lambda: [step_of(2, accumulate=2)] * 2,
     "stages": lambda: stages_of(2),
 }
-HERE = Who.here()
+HERE = RankProcess.here()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,14 +84,14 @@ def test_groups_wait_for_a_deadline_too() -> None:
 
 def test_who_is_late() -> None:
     """Of those that take part, who does not wait; if all of them do, whoever else does not; else nobody."""
-    who = [Who("elsewhere", 10 + rank) for rank in range(4)]
+    who = [RankProcess("elsewhere", 10 + rank) for rank in range(4)]
     waits = {1: "a step", 2: "another"}
     assert late("a step", 0, 9.0, [0, 1, 2, 3], waits, who).ranks == (3,)
     chain = late("a step", 0, 9.0, [0, 2], waits, who)
     assert chain.ranks == (3,) and "rank 2 waits for another" in str(chain) and "rank 1 waits" not in str(chain)
     nobody = late("a step", 0, 9.0, [0, 2], waits | {3: "a save"}, who)
     assert nobody.ranks == () and "the same calls in the same order" in str(nobody)
-    many = late("a step", 0, 9.0, range(20), {}, [Who("elsewhere", rank) for rank in range(20)])
+    many = late("a step", 0, 9.0, range(20), {}, [RankProcess("elsewhere", rank) for rank in range(20)])
     assert "nor have 14 more ranks" in str(many)
 
 
@@ -103,7 +103,11 @@ def test_what_can_be_seen_of_a_process() -> None:
         assert "which" not in str(who)
         process.send_signal(signal.SIGSTOP)
         _until(lambda: "is stopped" in str(who))
-        assert Who(HERE.host, process.pid, "elsewhere").state() == Who(HERE.host, process.pid).state() == ""
+        assert (
+            RankProcess(HERE.host, process.pid, "elsewhere").state()
+            == RankProcess(HERE.host, process.pid).state()
+            == ""
+        )
     finally:
         process.kill()
     _until(lambda: "has ended" in str(who))  # nobody has waited for it yet

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
-from foreplan.runtime.ranks.late import Who, late
+from foreplan.runtime.ranks.deadlines import RankProcess, late
 from foreplan.runtime.ranks.world import Told, alike, place_in_group
 
 Result = TypeVar("Result")
@@ -70,9 +70,9 @@ class Meeting:
             self.lock.notify_all()
 
     @property
-    def who(self) -> list[Who]:
+    def who(self) -> list[RankProcess]:
         """Each rank of the job is this process."""
-        return [Who.here()] * (max(self.members) + 1)
+        return [RankProcess.here()] * (max(self.members) + 1)
 
     def begin(self, message: Message, side: str, array: np.ndarray, what: str) -> Run:
         """One side of a message begins. The n-th of that name on one side is the n-th on the other."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foreplan as fp
-from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.known_tensors import array_of
 from foreplan.graph import Graph, Value
 from foreplan.ops.evaluate import evaluate
 from foreplan.passes.training import without_marks

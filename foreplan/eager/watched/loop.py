@@ -26,11 +26,11 @@ from foreplan.eager.storage import Memory, Use
 from foreplan.eager.variant import Variant
 from foreplan.eager.watched.attention import attention_by
 from foreplan.eager.watched.autocast import casts_of_weights
-from foreplan.eager.watched.follow import Follow
-from foreplan.eager.watched.imagined import CARD, Imagined, imagined_card, told_real
+from foreplan.eager.watched.fake_tensors import CARD, FakeTensors, imagined_card, told_real
 from foreplan.eager.watched.paths import Paths
 from foreplan.eager.watched.ranks import sharded
 from foreplan.eager.watched.recipe import LossOf, inputs_of, loss_of, optimizer_of
+from foreplan.eager.watched.storage_tracker import StorageTracker
 from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import Loss
 
@@ -87,7 +87,7 @@ def run(module: torch.nn.Module, recipe: Recipe, sums_in_place: bool = True) -> 
         raise UsageError(f"module: give a torch.nn.Module, not {type(module).__name__}")
     if recipe.real:
         return _Loop(module, recipe, None, sums_in_place).run()
-    imagined = Imagined("cpu" if recipe.workspaces is None else imagined_card())
+    imagined = FakeTensors("cpu" if recipe.workspaces is None else imagined_card())
     with contextlib.ExitStack() as stack:
         for each in (imagined.mode, told_real(), imagined.module(module)):
             stack.enter_context(each)
@@ -108,7 +108,9 @@ class _Held:
 class _Loop:
     """The user's program."""
 
-    def __init__(self, module: torch.nn.Module, recipe: Recipe, imagined: Imagined | None, sums_in_place: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, recipe: Recipe, imagined: FakeTensors | None, sums_in_place: bool
+    ) -> None:
         self.module, self.recipe, self.variant = module, recipe, recipe.variant
         self.device = "cpu" if imagined is None else imagined.device
         self.example, self.kwargs = recipe.example, dict(recipe.kwargs)
@@ -124,15 +126,15 @@ class _Loop:
         self.memory, self.paths = Memory(), Paths(module)
         known = None if imagined is None else imagined.known
         if self.loss_inputs is None:
-            follow = Follow(Memory(), self.device, known, self.paths, sums_in_place=False)
+            follow = StorageTracker(Memory(), self.device, known, self.paths, sums_in_place=False)
             self.loss_inputs = () if named is None else self.made_up(named, follow)
         if imagined is not None:
             imagined.done()
-        self.follow = Follow(self.memory, self.device, known, self.paths, sums_in_place, recipe.workspaces)
+        self.follow = StorageTracker(self.memory, self.device, known, self.paths, sums_in_place, recipe.workspaces)
         self.phases: list[Phase] = []
         self.held = _Held()
 
-    def made_up(self, named: type[Loss], follow: Follow) -> tuple[torch.Tensor, ...]:
+    def made_up(self, named: type[Loss], follow: StorageTracker) -> tuple[torch.Tensor, ...]:
         """Further inputs of a loss, of the form that the module's output has."""
         with torch.no_grad(), _of_values(self.module), follow:
             return inputs_of(named, _first(self.module(*self.example, **self.kwargs)))

@@ -21,7 +21,7 @@ from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
 from foreplan.frontend.onnx.module.exporter import Exporter
 from foreplan.frontend.onnx.module.notes import notes_on
 from foreplan.frontend.onnx.module.restore import restore_module
-from foreplan.frontend.onnx.nested import Nested
+from foreplan.frontend.onnx.nested_tensors import NestedTensors
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
@@ -86,7 +86,7 @@ class Importer:
         self.updates: dict[Value, Value] = {}
         self.floats: dict[str, Value] = {}
         self.guards = Guards()
-        self.nested = Nested()
+        self.nested = NestedTensors()
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self.roles = RolesOfBodies(self.functions)
         self._reserved = {name for node in model.proto.graph.node for name in node.output}

@@ -13,7 +13,7 @@ import numpy as np
 from foreplan.base.errors import ModelError
 from foreplan.base.files import real_place
 from foreplan.frontend.onnx.load import Model, load_model
-from foreplan.frontend.onnx.nested import Place
+from foreplan.frontend.onnx.nested_tensors import Place
 from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.frontend.onnx.wire import INLINE_BYTES, SELF
 from foreplan.graph import Array, Graph

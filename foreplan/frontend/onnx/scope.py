@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.nested import Path
+from foreplan.frontend.onnx.nested_tensors import Path
 from foreplan.frontend.onnx.node import Operand
 from foreplan.frontend.onnx.roles import Role
 from foreplan.frontend.onnx.sequences import Tensors

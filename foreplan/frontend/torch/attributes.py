@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from foreplan.base.errors import UnsupportedError
-from foreplan.frontend.torch.replaced import around_forward
+from foreplan.frontend.torch.patches import around_forward
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.patches import patched
 from foreplan.graph import Node
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def checkpoints_marked() -> Iterator[Callable[..., Any]]:
             return function(*args)
 
     generator = "_checkpoint_without_reentrant_generator"
-    with replaced(checkpointing, generator, beside), torch.fx.traceback.preserve_node_meta():
+    with patched(checkpointing, generator, beside), torch.fx.traceback.preserve_node_meta():
         yield called
 
 

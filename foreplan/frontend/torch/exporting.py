@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.base.errors import ModelError, UnsupportedError, UsageError
 from foreplan.frontend.torch.attributes import kept, watched
 from foreplan.frontend.torch.checkpoints import checkpoints_marked
+from foreplan.frontend.torch.export_gaps import export_gaps_closed
 from foreplan.frontend.torch.frames import functions_kept, line_of_error
 from foreplan.frontend.torch.functions import functions_traced
 from foreplan.frontend.torch.modes import (
@@ -23,9 +24,8 @@ from foreplan.frontend.torch.modes import (
     is_of_weights,
     same_but_mode,
 )
+from foreplan.frontend.torch.skipped_checks import without_number_checks
 from foreplan.frontend.torch.transforms import transforms_traced
-from foreplan.frontend.torch.unchecked import numbers_unchecked
-from foreplan.frontend.torch.unseen import seen
 
 if TYPE_CHECKING:
     import torch
@@ -169,8 +169,8 @@ def _exported(module: torch.nn.Module, example: tuple[Any, ...], kwargs: Mapping
             functions_traced(checkpointed),
             transforms_traced(),
             functions_kept(),
-            seen(module),
-            numbers_unchecked(),
+            export_gaps_closed(module),
+            without_number_checks(),
             _means_of_all_batches(module),
         ):
             return torch.export.export(module, example, dict(kwargs), strict=False)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import foreplan.version
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.patches import patched
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ def functions_kept() -> Iterator[None]:
         first = next((i for i, frame in enumerate(frames) if frame.name == "forward"), len(frames))
         return traceback.StackSummary.from_list(frames[first:])
 
-    with replaced(TracerBase, "_filter_traceback_frames", within_forward):
+    with patched(TracerBase, "_filter_traceback_frames", within_forward):
         yield
 
 

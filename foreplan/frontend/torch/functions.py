@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from foreplan.base.errors import UnsupportedError
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.patches import patched
 
 COTANGENT, TIED = "foreplan::cotangent", "foreplan::with_gradient"
 
@@ -36,7 +36,7 @@ def functions_traced(checkpointed: Callable[..., Any]) -> Iterator[None]:
             return checkpointed(*args)
         return _traced(cls, args, kwargs)
 
-    with replaced(function, "apply", classmethod(apply)):
+    with patched(function, "apply", classmethod(apply)):
         yield
 
 

@@ -13,7 +13,7 @@ from foreplan.base.errors import ForeplanError, ModelError, UsageError
 from foreplan.base.patterns import Selection
 from foreplan.frontend.torch.archive import read_program
 from foreplan.frontend.torch.exporting import cause, programs, torch_here
-from foreplan.frontend.torch.held import of_module, of_program
+from foreplan.frontend.torch.module_tensors import of_module, of_program
 from foreplan.frontend.torch.program import check_program, notes_on
 from foreplan.frontend.torch.reader import Reader
 from foreplan.graph import Graph

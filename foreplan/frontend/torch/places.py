@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.base.errors import UnsupportedError
-from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.known_tensors import array_of
 from foreplan.frontend.torch.pairs import Pair, as_pair
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.graph import Kind

@@ -14,9 +14,9 @@ from foreplan.base.errors import UnsupportedError
 from foreplan.base.patterns import Selection
 from foreplan.frontend.torch.call import dtype_of
 from foreplan.frontend.torch.checkpoints import segments_of
-from foreplan.frontend.torch.held import Held
-from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.known_tensors import array_of
 from foreplan.frontend.torch.lines import Lines
+from foreplan.frontend.torch.module_tensors import ModuleTensors
 from foreplan.frontend.torch.run import Run
 from foreplan.frontend.torch.writes import writes
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -39,7 +39,7 @@ class Reader:
         UsageError: a pattern of the selection means nothing, or nothing that can be trained.
     """
 
-    def __init__(self, held: Held, selection: Selection) -> None:
+    def __init__(self, held: ModuleTensors, selection: Selection) -> None:
         self.tracer = Lines(held.name)
         self._named: dict[int, tuple[str, torch.Tensor]] = {}
         parameters, buffers, lasting = held.parameters, held.buffers, held.lasting

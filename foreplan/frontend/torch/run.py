@@ -15,15 +15,15 @@ from foreplan.base.errors import ForeplanError, ShapeError, UnsupportedError
 from foreplan.frontend.torch.autocast import cast
 from foreplan.frontend.torch.call import Call, Source, dtype_of
 from foreplan.frontend.torch.checkpoints import mark_of
+from foreplan.frontend.torch.decompositions import decomposed
+from foreplan.frontend.torch.export_gaps import HOOKED
 from foreplan.frontend.torch.frames import line_of
 from foreplan.frontend.torch.functions import COTANGENT
-from foreplan.frontend.torch.known import MOST_KNOWN, Sizes, array_of
-from foreplan.frontend.torch.opened import opened
+from foreplan.frontend.torch.known_tensors import MOST_KNOWN, Sizes, array_of
 from foreplan.frontend.torch.ops.gradients import hooked
 from foreplan.frontend.torch.pairs import Pair, handle, is_complex
 from foreplan.frontend.torch.places import Places
 from foreplan.frontend.torch.table import Entry, entry
-from foreplan.frontend.torch.unseen import HOOKED
 from foreplan.frontend.torch.writes import attribute, op_name, written_by
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -298,7 +298,7 @@ class Run:
         from torch.utils import _pytree as pytree
 
         given, spec = pytree.tree_flatten((node.args, node.kwargs))
-        body = opened(target, [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in given], spec)
+        body = decomposed(target, [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in given], spec)
         if body is None:
             raise reason
         outside = [x for x in given if isinstance(x, torch.fx.Node) and isinstance(x.meta["val"], torch.Tensor)]

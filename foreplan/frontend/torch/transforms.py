@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from foreplan.base.errors import UnsupportedError
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.patches import patched
 
 GRADIENT, ARGUMENT, CTC_LOSS = "foreplan::gradient", "foreplan::argument", "foreplan::ctc_loss"
 MOST_ITEMS = 64  # of a mapped function, which is traced once for each
@@ -37,7 +37,7 @@ def transforms_traced() -> Iterator[None]:
     ]
     with contextlib.ExitStack() as stack:
         for module, name, new in patches:
-            stack.enter_context(replaced(module, name, new))
+            stack.enter_context(patched(module, name, new))
         yield
 
 

@@ -14,7 +14,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.passes.optimizer.norms import sum_of_squares
-from foreplan.passes.optimizer.rule import Common, Exprs, Kept
+from foreplan.passes.optimizer.rule import Common, Exprs, StateTensor
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
 
@@ -46,12 +46,12 @@ class Adafactor(Common):
         """t^τ and 1/√t."""
         return (call("pow", step, self.beta2_decay), rsqrt(step))
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """r and c; of a vector or a scalar, v."""
         if type.rank < 2:
-            return (Kept("second_moment", type),)
+            return (StateTensor("second_moment", type),)
         row, column = type.shape[:-1], (*type.shape[:-2], type.shape[-1])
-        return (Kept("row_moment", type.with_shape(row)), Kept("column_moment", type.with_shape(column)))
+        return (StateTensor("row_moment", type.with_shape(row)), StateTensor("column_moment", type.with_shape(column)))
 
     def add(self, site: Site) -> None:
         """The new means, u, its norm and the parameter's, the new parameter."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from foreplan.base.arguments import flag
 from foreplan.graph import TensorType
 from foreplan.ops.expr import Const, Expr, call, maximum, sqrt
-from foreplan.passes.optimizer.rule import Elementwise, Exprs, Kept
+from foreplan.passes.optimizer.rule import Elementwise, Exprs, StateTensor
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
 
@@ -26,9 +26,9 @@ class Adagrad(Elementwise):
     epsilon: float = 1e-10
     weight_decay: float = 0.0
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """s."""
-        return (Kept("sum_of_squares", type, self.initial),)
+        return (StateTensor("sum_of_squares", type, self.initial),)
 
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """One step."""

@@ -17,7 +17,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.passes.optimizer.adaptive import AdamW
 from foreplan.passes.optimizer.norms import sum_of_squares
-from foreplan.passes.optimizer.rule import Common, Exprs, Kept, Rule
+from foreplan.passes.optimizer.rule import Common, Exprs, Rule, StateTensor
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
 
@@ -89,9 +89,9 @@ class Muon(Common):
         """All patterns that name weights."""
         return [*super().patterns(), *self.adamw]
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """m."""
-        return (Kept("momentum", type),)
+        return (StateTensor("momentum", type),)
 
     def add(self, site: Site) -> None:
         """The new momentum, O(u), the new parameter."""

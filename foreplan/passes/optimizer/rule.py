@@ -20,7 +20,7 @@ Exprs = tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateTensor:
     """A tensor that an optimizer keeps for one parameter.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rule(Protocol):
     def by_element(self) -> bool:
         """Whether each new element follows from that element's gradient, weight and state alone."""
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """The state of a parameter of that type."""
 
     def add(self, site: Site) -> None:
@@ -221,9 +221,9 @@ class Elementwise(Common):
         """Names of the tensors that are kept for each parameter, of its shape."""
         return ()
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """The state of a parameter of that type: zero at first."""
-        return tuple(Kept(name, type) for name in self.state)
+        return tuple(StateTensor(name, type) for name in self.state)
 
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """The new parameter, then the new state."""

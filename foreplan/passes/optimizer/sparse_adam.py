@@ -17,7 +17,7 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.shape import broadcast_to, reshape
 from foreplan.passes.optimizer.adaptive import Adam
 from foreplan.passes.optimizer.rows import flat_indices
-from foreplan.passes.optimizer.rule import Common, Exprs, Kept
+from foreplan.passes.optimizer.rule import Common, Exprs, StateTensor
 from foreplan.passes.optimizer.schedule import Schedule
 from foreplan.passes.optimizer.site import Site
 
@@ -45,7 +45,7 @@ class SparseAdam(Common):
         """Adam's."""
         return self._adam.prepare(step)
 
-    def kept(self, type: TensorType) -> tuple[Kept, ...]:
+    def kept(self, type: TensorType) -> tuple[StateTensor, ...]:
         """The means of gradients and of their squares."""
         return self._adam.kept(type)
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from foreplan.graph import Graph, Kind, Node, Value
-from foreplan.passes.ranks.homes import FORWARD, Phase, When, in_homes
 from foreplan.passes.ranks.layout import Bucket, made_bucket, narrow_copies
 from foreplan.passes.ranks.setting import Ranks
+from foreplan.passes.ranks.weight_views import FORWARD, Phase, When, in_homes
 
 AGAIN = Phase(1, True)
 FAR = 2  # buckets that are gathered between two uses of one, from which on it is worth to gather this once more

@@ -21,11 +21,11 @@ from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
 from foreplan.passes.ranks.buckets import cleared
-from foreplan.passes.ranks.homes import FORWARD, Phase, at_first, by_pass, in_homes
+from foreplan.passes.ranks.kept_buckets import KeptBuckets
 from foreplan.passes.ranks.layout import Bucket, buckets_of, keep
 from foreplan.passes.ranks.rows import joined
 from foreplan.passes.ranks.setting import Ranks
-from foreplan.passes.ranks.stays import Stays
+from foreplan.passes.ranks.weight_views import FORWARD, Phase, at_first, by_pass, in_homes
 
 
 class Sharding:
@@ -73,7 +73,7 @@ class Sharding:
         self, graph: Graph, phase_of: Callable[[Node], Phase], now: Mapping[Value, Value] = MappingProxyType({})
     ) -> Graph:
         """A graph in which weights are views of their buckets. Where these lie in parts, each is gathered in every
-        phase before its first reader, but for those that `Stays` names. What is read narrow alone is gathered narrow.
+        phase before its first reader, but for `KeptBuckets`. What is read narrow alone is gathered narrow.
 
         Args:
             phase_of: of each node.
@@ -82,7 +82,9 @@ class Sharding:
         if not self.gathers:
             return in_homes(graph, self.buckets, at_first, now)
         place = {now.get(x, x): each for each in self.buckets for x in (*each.weights, *each.copies)}
-        stays = Stays([(phase_of(node).number, place[x]) for node in graph.nodes for x in node.inputs if x in place])
+        stays = KeptBuckets(
+            [(phase_of(node).number, place[x]) for node in graph.nodes for x in node.inputs if x in place]
+        )
         end = max(map(phase_of, graph.nodes), default=FORWARD)
 
         def when(bucket: Bucket, reader: Node | None) -> Phase:

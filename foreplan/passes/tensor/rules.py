@@ -10,7 +10,7 @@ from foreplan.graph import Node, Op, TensorType
 from foreplan.graph.axes import Axes, Dim, Dims, Part
 from foreplan.graph.shard import Shard
 from foreplan.passes.narrowing import axes_of
-from foreplan.passes.tensor.closings import CLOSINGS, Close, entropies, rows
+from foreplan.passes.tensor.reductions import CLOSINGS, Close, entropies, rows
 
 # The ops that ranks may compute parts of: those with which steps got smaller, where they were measured.
 OPEN = frozenset(

@@ -34,7 +34,7 @@ def _tied(
 
 
 def hooked(c: Call, x: Any, cotangent: Tensor, gradient: Any) -> Tensor:
-    """A tensor as it is, whose gradient is what a hook made of it: see `unseen.py`."""
+    """A tensor as it is, whose gradient is what a hook made of it: see `export_gaps.py`."""
     tensor = c.value(x)
     (y,) = with_gradient(c.b, [tensor], [tensor], [cotangent.value], [fitting(c, gradient, tensor)])
     return c.wrap(y)

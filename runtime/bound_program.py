@@ -17,7 +17,7 @@ from foreplan.runtime.ranks import ALONE, current
 from foreplan.runtime.ranks.places import place_of
 
 
-class Half:
+class BoundProgram:
     """A bound program: the whole step, or the body or the update of one that accumulates gradients.
 
     Attributes:

@@ -18,7 +18,7 @@ STOPPED = 20.0  # seconds after which a process of this machine that is stopped,
 _STATES = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended", "": "has ended"}
 
 
-class Who(NamedTuple):
+class RankProcess(NamedTuple):
     """A process that is a rank.
 
     Attributes:
@@ -32,7 +32,7 @@ class Who(NamedTuple):
     where: str = ""
 
     @classmethod
-    def here(cls) -> Who:
+    def here(cls) -> RankProcess:
         """This process."""
         return cls(socket.gethostname(), os.getpid(), _here())
 
@@ -55,7 +55,7 @@ class Who(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _here() -> str:
-    """See `Who.where`; empty: nothing can be seen."""
+    """See `RankProcess.where`; empty: nothing can be seen."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -65,7 +65,7 @@ def _here() -> str:
 class Look:
     """What a rank that waits sees of those of this machine that it waits for."""
 
-    def __init__(self, rank: int, members: Sequence[int], who: Sequence[Who]) -> None:
+    def __init__(self, rank: int, members: Sequence[int], who: Sequence[RankProcess]) -> None:
         """
         Args:
             rank: the one that waits.
@@ -97,7 +97,7 @@ class LateError(SessionError):
 
 
 def late(
-    what: str, rank: int, seconds: float, members: Sequence[int], waiting: Mapping[int, str], who: Sequence[Who]
+    what: str, rank: int, seconds: float, members: Sequence[int], waiting: Mapping[int, str], who: Sequence[RankProcess]
 ) -> LateError:
     """The error of a rank that has waited too long.
 
@@ -123,7 +123,7 @@ def late(
 
 
 def lost(
-    what: str, rank: int, reason: object, members: Sequence[int], waiting: Mapping[int, str], who: Sequence[Who]
+    what: str, rank: int, reason: object, members: Sequence[int], waiting: Mapping[int, str], who: Sequence[RankProcess]
 ) -> LateError:
     """The error of a rank that the library says another one has left.
 

@@ -9,7 +9,7 @@ from foreplan.passes.ranks import Held
 
 
 @dataclass(frozen=True)
-class Lent:
+class SharedWeights:
     """A step whose weights another one finds where they lie.
 
     Attributes:

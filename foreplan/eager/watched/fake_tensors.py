@@ -21,7 +21,7 @@ from foreplan.base.errors import UnsupportedError
 from foreplan.eager.watched.attention import attention_on_card
 from foreplan.eager.watched.autocast import autocast_on
 from foreplan.eager.watched.kernels import ops_of_cards
-from foreplan.eager.watched.known import Known
+from foreplan.eager.watched.known_values import KnownValues
 
 CARD = "imagined"
 _AMP_TYPES = [torch.float16, torch.bfloat16]
@@ -62,7 +62,7 @@ class _Mode(FakeTensorMode):
     avoid_device_init = True
 
 
-class Imagined:
+class FakeTensors:
     """Makes tensors without bytes of a user's tensors.
 
     Attributes:
@@ -74,7 +74,7 @@ class Imagined:
     def __init__(self, device: str) -> None:
         self.device = device
         self.mode = _Mode(allow_non_fake_inputs=True)
-        self.known = Known(self.mode)
+        self.known = KnownValues(self.mode)
         self._storages: dict[int, torch.Tensor] = {}
         self._made: dict[int, torch.Tensor] = {}
         self._held: list[torch.Tensor] = []

@@ -13,7 +13,7 @@ import numpy as np
 from foreplan.base.errors import ModelError
 from foreplan.frontend.torch.attributes import kept, of_tensors
 from foreplan.frontend.torch.exporting import cause, uncompiled
-from foreplan.frontend.torch.known import array_of
+from foreplan.frontend.torch.known_tensors import array_of
 from foreplan.frontend.torch.modes import in_mode
 from foreplan.frontend.torch.reader import named_leaves
 

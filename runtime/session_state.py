@@ -24,7 +24,7 @@ from foreplan.runtime.ranks import World
 from foreplan.runtime.ranks.agreement import together
 from foreplan.runtime.ranks.digests import Digests
 from foreplan.runtime.ranks.steps import StepNotes
-from foreplan.runtime.stored import Stored
+from foreplan.runtime.stored_values import StoredValues
 from foreplan.runtime.turn import Turn
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _AS_IT_IS: Mapping[str, str] = MappingProxyType({})
 WAY_OUT = "load the last checkpoint, or bind again"
 
 
-class Kept:
+class SessionState:
     """The part of a session that writes and reads what it keeps. `Session` has the steps that change it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Kept:
 
     program: Program
     plan: Plan
-    stored: Stored
+    stored: StoredValues
     _stored: Mapping[str, Place]
     _turn: Turn
     _world: World  # the ranks that run it

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+def patched(owner: Any, name: str, new: Any) -> Iterator[None]:
     """While the body runs, an attribute of a class or module is another one; if this PyTorch has it."""
     if not hasattr(owner, name):
         yield

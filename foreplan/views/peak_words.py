@@ -31,7 +31,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class PeakBuffer:
     """A thing that is alive at the peak.
 
     Attributes:
@@ -45,32 +45,32 @@ class Held:
     waits: str
 
 
-def largest_held(memory: Memory, timeline: Timeline) -> tuple[Held, ...]:
+def largest_at_peak(memory: Memory, timeline: Timeline) -> tuple[PeakBuffer, ...]:
     """The largest things alive at the peak, and what each waits for."""
     return tuple(_held(buffer, memory, timeline) for buffer in memory.largest(LARGEST))
 
 
-def _held(buffer: NamedBuffer, memory: Memory, timeline: Timeline) -> Held:
+def _held(buffer: NamedBuffer, memory: Memory, timeline: Timeline) -> PeakBuffer:
     peak = memory.peak_step
 
     def at(step: int) -> str:
         return f"{timeline.names[step]} ({timeline.phases[step]}, instruction {step})"
 
     if buffer.value < 0:
-        return Held(buffer, "scratch memory of the instruction", "nothing: it goes with the instruction")
+        return PeakBuffer(buffer, "scratch memory of the instruction", "nothing: it goes with the instruction")
     is_stored = buffer.lower == 0 and buffer.upper >= len(timeline.names) and buffer.written != 0
     if is_stored and buffer.category not in (Category.INPUTS, Category.OUTPUTS):
         changed = f"changed by {at(buffer.written)}" if buffer.written >= 0 else "nothing changes it"
-        return Held(buffer, "kept from step to step", changed)
+        return PeakBuffer(buffer, "kept from step to step", changed)
     since = f"made by {at(buffer.written)}" if buffer.written >= 0 else "given when the step begins"
     later = [step for step in buffer.readers if step > peak]
     if peak in buffer.readers:
         more = f", and {len(later)} more" if later else ", last"
-        return Held(buffer, since, f"read by this instruction{more}")
+        return PeakBuffer(buffer, since, f"read by this instruction{more}")
     if not later:
-        return Held(buffer, since, "returned" if buffer.category is Category.OUTPUTS else "written here")
+        return PeakBuffer(buffer, since, "returned" if buffer.category is Category.OUTPUTS else "written here")
     more = f", and {len(later) - 1} more after it" if len(later) > 1 else ""
-    return Held(buffer, since, f"next read by {at(later[0])}{more}")
+    return PeakBuffer(buffer, since, f"next read by {at(later[0])}{more}")
 
 
 def peak_words(memory: Memory, timeline: Timeline) -> tuple[str, ...]:

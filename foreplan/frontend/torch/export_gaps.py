@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.functions import define
-from foreplan.frontend.torch.replaced import around_forward, replaced
+from foreplan.frontend.torch.patches import around_forward, patched
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ HOOKED = "foreplan::hooked"
 
 
 @contextlib.contextmanager
-def seen(module: torch.nn.Module) -> Iterator[None]:
+def export_gaps_closed(module: torch.nn.Module) -> Iterator[None]:
     """While the body exports a module, these are ops of the export, or refused.
 
     Raises:
@@ -64,7 +64,7 @@ def _hooks_traced(module: torch.nn.Module) -> Iterator[None]:
             hooked.append(parameter)
             _trace(parameter, hooks)
 
-    with around_forward(module, begin), replaced(torch.Tensor, "register_hook", register_hook):
+    with around_forward(module, begin), patched(torch.Tensor, "register_hook", register_hook):
         yield
 
 
@@ -155,7 +155,7 @@ def _inference_mode() -> Iterator[None]:
         running.pop().__exit__(*error)
 
     kind = torch.inference_mode
-    with replaced(kind, "__enter__", enter), replaced(kind, "__exit__", leave):
+    with patched(kind, "__enter__", enter), patched(kind, "__exit__", leave):
         yield
 
 
@@ -167,7 +167,7 @@ def _data() -> Iterator[None]:
     def assigned(tensor: torch.Tensor, new: torch.Tensor) -> None:
         tensor.detach().copy_(new)
 
-    with replaced(torch.Tensor, "data", property(lambda tensor: tensor.detach(), assigned)):
+    with patched(torch.Tensor, "data", property(lambda tensor: tensor.detach(), assigned)):
         yield
 
 
@@ -181,7 +181,7 @@ def _seeds() -> Iterator[None]:
             "ones, and a step of foreplan draws new ones; leave it out"
         )
 
-    with replaced(torch, "manual_seed", manual_seed), replaced(torch.random, "manual_seed", manual_seed):
+    with patched(torch, "manual_seed", manual_seed), patched(torch.random, "manual_seed", manual_seed):
         yield
 
 
@@ -197,5 +197,5 @@ def _saved() -> Iterator[None]:
             raise UnsupportedError("saved_tensors_hooks: what a plan keeps for the backward pass, nothing changes")
         before(hooks)
 
-    with replaced(graph.saved_tensors_hooks, "__enter__", enter):
+    with patched(graph.saved_tensors_hooks, "__enter__", enter):
         yield

@@ -9,8 +9,8 @@ import pytest
 from foreplan.graph import Fill, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.ranks import Ranks
+from foreplan.passes.ranks.kept_buckets import KeptBuckets
 from foreplan.passes.ranks.layout import Bucket, made_bucket
-from foreplan.passes.ranks.stays import Stays
 from tests.profile import pick
 
 RANKS = Ranks(2, "parameters")
@@ -28,7 +28,7 @@ BUCKETS = {name: bucket(name) for name in "abcdefs"}
 def staying(*phases: str) -> list[str]:
     """By phase but the first, which of the buckets that it reads have stayed; a phase is a letter a read."""
     reads = [(number, BUCKETS[name]) for number, phase in enumerate(phases) for name in phase]
-    stays = Stays(reads)
+    stays = KeptBuckets(reads)
     return [
         "".join(name for name in dict.fromkeys(phase) if stays.since(number, BUCKETS[name]) < number)
         for number, phase in enumerate(phases)

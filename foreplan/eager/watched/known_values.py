@@ -27,7 +27,7 @@ _SCALAR = torch.ops.aten._local_scalar_dense.default
 _INDEX = torch.ops.aten.index.Tensor
 
 
-class Known:
+class KnownValues:
     """Real tensors beside those without bytes.
 
     Attributes:

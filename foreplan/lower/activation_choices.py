@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import DONE, Named, all_scopes, by_scope, close_names, exactness
 from foreplan.base.units import format_bytes
-from foreplan.lower.again import Again, late_actions, with_values_again
 from foreplan.lower.program import ARENA, Program
 from foreplan.lower.segments import backward_actions
+from foreplan.lower.selective_remat import SelectiveRemat, late_actions, with_selective_remat
 from foreplan.lower.target import Target
 from foreplan.ops.collective import Begin
 from foreplan.planner import Category, Role
@@ -36,7 +36,7 @@ class _Match:
     scope: str
 
 
-def with_named(program: Program, target: Target, named: Named) -> Program:
+def with_activation_choices(program: Program, target: Target, named: Named) -> Program:
     """The program of a training step in which the named activations are kept, recomputed or copied, and all else is
     the planner's choice. Notes say how many there are.
 
@@ -124,14 +124,14 @@ class _Choice:
         program = replace(self.program, values=values)
         recompute = by_option["recompute"]
         gathered = _gathered(program) if recompute else set()  # which what is recomputed reads, and does not keep
-        again = with_values_again(program, target, recompute | gathered, by_option["to_host"])
+        again = with_selective_remat(program, target, recompute | gathered, by_option["to_host"])
         for match in self.chosen.values():
             self._check_use(match, again)
         done = {"keep": kept, "recompute": again.recomputed - gathered, "to_host": again.copied}
         notes = [self._note(option, done[option]) for option in DONE if by_option[option]]
         return replace(again.program, notes=(*program.notes, *notes))
 
-    def _check_use(self, match: _Match, again: Again) -> None:
+    def _check_use(self, match: _Match, again: SelectiveRemat) -> None:
         """Each entry that asks for something must have brought it."""
         if match.option == "keep":
             return

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from foreplan.eager.storage import Memory, Use
 from foreplan.eager.watched.convolutions import workspaces_of
 from foreplan.eager.watched.kernels import as_kernels_give
-from foreplan.eager.watched.known import Known
+from foreplan.eager.watched.known_values import KnownValues
 from foreplan.eager.watched.paths import Paths
 from foreplan.eager.workspace import Workspaces
 
@@ -32,7 +32,7 @@ _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
 Counts = tuple[int, int]  # references to a tensor, and to its storage
 
 
-class Follow(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):
     """Counts the storages of one kind of device.
 
     Attributes:
@@ -51,7 +51,7 @@ class Follow(TorchDispatchMode):
         self,
         memory: Memory,
         device: str,
-        known: Known | None,
+        known: KnownValues | None,
         paths: Paths,
         sums_in_place: bool,
         workspaces: Workspaces | None = None,

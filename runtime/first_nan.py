@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.lower.program import Call, Operand
 
 if TYPE_CHECKING:
-    from foreplan.runtime.half import Half
+    from foreplan.runtime.bound_program import BoundProgram
     from foreplan.runtime.session import Session
 
 
@@ -27,7 +27,7 @@ def not_finite(session: Session, batches: Iterable[Mapping[str, Any]]) -> str:
     infinite = ""
     for number, batch in enumerate(batches, 1):
         halves = [half for half in (session._body, session._update) if half is not None]
-        watches = {half: Finite(half) for half in halves}
+        watches = {half: NanWatch(half) for half in halves}
         with session._turn.lock:
             session._finish(session._begin(session._parts(batch), watches))
         found = next((watch.nan for watch in watches.values() if watch.nan), "")
@@ -38,7 +38,7 @@ def not_finite(session: Session, batches: Iterable[Mapping[str, Any]]) -> str:
     return f"the first tensor that is infinite is {infinite}" if infinite else ""
 
 
-class Finite:
+class NanWatch:
     """Watches a run.
 
     Attributes:
@@ -46,7 +46,7 @@ class Finite:
         infinite: likewise the first that holds an infinity.
     """
 
-    def __init__(self, half: Half) -> None:
+    def __init__(self, half: BoundProgram) -> None:
         self.half = half
         self.nan = self.infinite = ""
 

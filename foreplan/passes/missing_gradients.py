@@ -13,7 +13,7 @@ from foreplan.ops.map import Map
 from foreplan.ops.marks import StopGradient, StraightThrough
 
 
-def idle_notes(graph: Graph) -> Iterator[str]:
+def missing_gradient_notes(graph: Graph) -> Iterator[str]:
     """What a person should know of parameters that no step changes by their gradients.
 
     Args:

@@ -28,7 +28,7 @@ _KEPT = "what computes it gives {!r} as well, which is kept"
 
 
 @dataclass(frozen=True)
-class Again:
+class SelectiveRemat:
     """A program with some values made again.
 
     Attributes:
@@ -55,7 +55,9 @@ def late_actions(program: Program) -> frozenset[int]:
     return frozenset(range(len(program.actions))) - actions_behind(program, results)
 
 
-def with_values_again(program: Program, target: Target, recompute: Collection[int], to_host: Collection[int]) -> Again:
+def with_selective_remat(
+    program: Program, target: Target, recompute: Collection[int], to_host: Collection[int]
+) -> SelectiveRemat:
     """The program in which actions of the backward pass read another value in place of some: one that is computed
     again, or copied back from the host.
 
@@ -63,8 +65,12 @@ def with_values_again(program: Program, target: Target, recompute: Collection[in
         program: a training step.
         recompute, to_host: values of the forward pass. Those that the backward pass does not read stay as they are.
     """
-    made = _Making(program, target, frozenset(recompute), frozenset(to_host))
-    return made.run() if made.twins or made.delayed or made.refused else Again(program, frozenset(), frozenset(), {})
+    made = _Rewrite(program, target, frozenset(recompute), frozenset(to_host))
+    return (
+        made.run()
+        if made.twins or made.delayed or made.refused
+        else SelectiveRemat(program, frozenset(), frozenset(), {})
+    )
 
 
 @dataclass
@@ -77,7 +83,7 @@ class _Item:
     reads_loss: bool = field(default=False)
 
 
-class _Making:
+class _Rewrite:
     """One making: which values have twins, and the actions that make them.
 
     Attributes:
@@ -151,7 +157,7 @@ class _Making:
                 found |= needed
         return found
 
-    def run(self) -> Again:
+    def run(self) -> SelectiveRemat:
         again = {index for v in self.recomputed for index in self._makers(v)}
         items = [_Item(i, a, c) for i, (a, c) in enumerate(zip(self.program.actions, self.program.calls))]
         made = [self._repeated(index) for index in sorted(again)]
@@ -169,7 +175,7 @@ class _Making:
             calls=tuple(item.call for item in every),
             regions=WITH_HOST if self.copied else self.program.regions,
         )
-        return Again(program, frozenset(self.recomputed | self.delayed), frozenset(self.copied), self.refused)
+        return SelectiveRemat(program, frozenset(self.recomputed | self.delayed), frozenset(self.copied), self.refused)
 
     def _with_twins(self, item: _Item) -> _Item:
         """An action that reads twins."""

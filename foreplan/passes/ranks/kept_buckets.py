@@ -8,7 +8,7 @@ from foreplan.passes.ranks.inference import FAR
 from foreplan.passes.ranks.layout import Bucket
 
 
-class Stays:
+class KeptBuckets:
     """Buckets that stay.
 
     The last one that a phase reads stays. So does one that lives long in any case, and is dropped for next to nothing:

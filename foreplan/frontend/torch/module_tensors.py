@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Held:
+class ModuleTensors:
     """What forward reads beside its arguments. A tensor that has several names is the same object under each.
 
     Attributes:
@@ -41,9 +41,9 @@ class Held:
         return any(each.is_meta for each in (*self.parameters.values(), *self.buffers.values()))
 
 
-def of_module(module: torch.nn.Module) -> Held:
+def of_module(module: torch.nn.Module) -> ModuleTensors:
     """The tensors of a module."""
-    return Held(
+    return ModuleTensors(
         type(module).__name__,
         dict(module.named_parameters(remove_duplicate=False)),
         dict(module.named_buffers(remove_duplicate=False)),
@@ -52,7 +52,7 @@ def of_module(module: torch.nn.Module) -> Held:
     )
 
 
-def of_program(program: torch.export.ExportedProgram) -> Held:
+def of_program(program: torch.export.ExportedProgram) -> ModuleTensors:
     """The tensors of a program.
 
     What a module ties comes from a file as several objects of the same bytes, which are one tensor here.
@@ -69,7 +69,7 @@ def of_program(program: torch.export.ExportedProgram) -> Held:
     parameters = {name: one(name) for name in signature.parameters}
     buffers = {name: one(name) for name in signature.buffers}
     lasting = {name: one(name) for name in program.state_dict if hasattr(program.state_dict[name], "data_ptr")}
-    return Held(_class_of(program), parameters, buffers, lasting)
+    return ModuleTensors(_class_of(program), parameters, buffers, lasting)
 
 
 def _class_of(program: torch.export.ExportedProgram) -> str:

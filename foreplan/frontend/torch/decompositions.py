@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _OTHERS = ("aten::multilabel_margin_loss_forward",)
 
 
-def opened(target: Any, leaves: list[Any], spec: Any) -> torch.fx.GraphModule | None:
+def decomposed(target: Any, leaves: list[Any], spec: Any) -> torch.fx.GraphModule | None:
     """An op as ops that it consists of, by PyTorch's own definitions; None where it has none.
 
     Args:

@@ -17,7 +17,7 @@ from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, writ
 from foreplan.runtime.turn import Turn
 
 
-class Stored(MutableMapping[str, np.ndarray]):
+class StoredValues(MutableMapping[str, np.ndarray]):
     """Named stored values; reading gives a copy, assigning checks shape and type and writes into the arena.
 
     Each is read or written whole, between steps. What several values hold at one time is what `Session.save` writes.

@@ -22,7 +22,7 @@ LossRule = Callable[[Tape, Any, Tensor, Tensor | None], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class LossCall:
     """A loss that PyTorch has an op for.
 
     Attributes:
@@ -34,7 +34,7 @@ class Known:
     output: str
 
 
-def known_loss(graph: Graph) -> tuple[Graph, Known | None]:
+def loss_call_of(graph: Graph) -> tuple[Graph, LossCall | None]:
     """A model without its loss, and the loss; or the graph as it is, where its loss is of another kind."""
     if graph.loss is None or not graph.outputs:
         return graph, None
@@ -48,7 +48,7 @@ def known_loss(graph: Graph) -> tuple[Graph, Known | None]:
             except ForeplanError:
                 continue
             if _texts(other.nodes[len(base.nodes) :]) == nodes:
-                return base, Known(kind(), name)
+                return base, LossCall(kind(), name)
     return graph, None
 
 

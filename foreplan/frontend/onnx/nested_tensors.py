@@ -16,7 +16,7 @@ Path = tuple[tuple[int, str], ...]
 Place = tuple[Path, str | int]
 
 
-class Nested:
+class NestedTensors:
     """What graphs within nodes hold, by where the file has it."""
 
     def __init__(self) -> None:

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from foreplan.frontend.torch.replaced import replaced
+from foreplan.frontend.torch.patches import patched
 
 
 @contextlib.contextmanager
-def numbers_unchecked() -> Iterator[None]:
+def without_number_checks() -> Iterator[None]:
     """While the body runs, distributions do not validate what they are given, unless asked to by name; a mask of
     transformers is read as it is, without a look at whether it is causal; and variances are not looked at.
     """
@@ -24,12 +24,12 @@ def numbers_unchecked() -> Iterator[None]:
     gaussian = functional.gaussian_nll_loss
 
     def unchecked(*args: Any, **kwargs: Any) -> Any:
-        with replaced(torch, "any", lambda *_: False):
+        with patched(torch, "any", lambda *_: False):
             return gaussian(*args, **kwargs)
 
     with (
-        replaced(Distribution, "_validate_args", False),
-        replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
-        replaced(functional, "gaussian_nll_loss", unchecked),
+        patched(Distribution, "_validate_args", False),
+        patched(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        patched(functional, "gaussian_nll_loss", unchecked),
     ):
         yield

@@ -12,7 +12,7 @@ from foreplan.passes.ranks.sharding import Sharding
 
 
 @dataclass(frozen=True)
-class Uses:
+class GradientUses:
     """What uses the gradients of a step.
 
     Attributes:
@@ -28,7 +28,9 @@ class Uses:
     sharding: Sharding | None = None
 
 
-def uses_of_gradients(optimizer: Optimizer, ranks: Ranks, add_up: Consume, update: MakeUpdater | None = None) -> Uses:
+def uses_of_gradients(
+    optimizer: Optimizer, ranks: Ranks, add_up: Consume, update: MakeUpdater | None = None
+) -> GradientUses:
     """How ranks use gradients: they sum up those of all micro-batches at once, unless each rank keeps only its part of
     the sums.
 
@@ -38,12 +40,12 @@ def uses_of_gradients(optimizer: Optimizer, ranks: Ranks, add_up: Consume, updat
     """
     update = updating(optimizer) if update is None else update
     if ranks.count == 1:
-        return Uses(update, add_up, update)
+        return GradientUses(update, add_up, update)
     if ranks.shard == "none":
         use = summing(update, ranks)
-        return Uses(use, add_up, use)
+        return GradientUses(use, add_up, use)
     sharding = Sharding(ranks, optimizer, update)
     use = sharding.reducing(sharding.updating)
     if ranks.shard == "state":
-        return Uses(use, add_up, use, sharding)
-    return Uses(use, sharding.reducing(add_up), sharding.updating, sharding)
+        return GradientUses(use, add_up, use, sharding)
+    return GradientUses(use, sharding.reducing(add_up), sharding.updating, sharding)
