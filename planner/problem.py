@@ -11,7 +11,7 @@ Glossary:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -173,18 +173,18 @@ class Problem:
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """For each value, the actions that can write it, in order."""
-        lists: list[list[int]] = [[] for _ in self.values]
-        for i, action in enumerate(self.actions):
-            for value in action.writes:
-                lists[value].append(i)
-        return tuple(map(tuple, lists))
+        return self._by_value([action.writes for action in self.actions])
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each value, the actions that read it, in order."""
+        return self._by_value([action.reads for action in self.actions])
+
+    def _by_value(self, touched: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """For each value, the actions that touch it, of what each action does."""
         lists: list[list[int]] = [[] for _ in self.values]
-        for i, action in enumerate(self.actions):
-            for value in action.reads:
+        for i, values in enumerate(touched):
+            for value in values:
                 lists[value].append(i)
         return tuple(map(tuple, lists))
 

@@ -137,14 +137,19 @@ class Selection:
             for pattern in patterns:
                 found = [name for name in names if matches(name, pattern)]
                 if not found:
-                    near = f"; there are {close_names(pattern, names)}" if names else ""
-                    raise UsageError(f"{option}: no weight of the model is called {pattern!r}{near}")
+                    raise no_such_weight(option, pattern, names)
                 if option == "train" and not any(names[name] for name in found):
                     reason = "it holds integers, is a statistic that the model keeps, or a part of an expression"
                     raise UsageError(f"train: {found[0]!r} cannot be trained: {reason}")
 
 
 AS_THE_MODEL = Selection()
+
+
+def no_such_weight(option: str, pattern: str, names: Collection[str]) -> UsageError:
+    """The error where a pattern of an option means no weight, of these names."""
+    near = f"; there are {close_names(pattern, names)}" if names else ""
+    return UsageError(f"{option}: no weight of the model is called {pattern!r}{near}")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,13 @@ UINT8 = DTYPES["uint8"]
 LAST = math.inf  # the sequence number of what adds a gradient to a parameter: it runs as soon as it can
 
 
+def only(grads: Grads) -> Tensor:
+    """The gradient of the only result."""
+    (grad,) = grads
+    assert grad is not None
+    return grad
+
+
 class AllRecomputed(Exception):
     """A segment has made again all that was saved in it: PyTorch ends its forward pass there."""
 

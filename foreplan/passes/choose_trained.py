@@ -77,9 +77,6 @@ class FreezeStatistics(Pass, requires=("forward",), ensures=("forward",)):
         return with_frozen_statistics(graph, lambda node: self.everywhere or is_frozen(node))
 
 
-freeze_statistics = FreezeStatistics()
-
-
 def frozen(graph: Graph) -> Graph:
     """A model that stays as it is wherever it is called: a teacher, or a part that is not trained.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foreplan.base.arguments import flag, instance, names_in, number_in, whole
 from foreplan.base.errors import UsageError
-from foreplan.base.patterns import close_names, matches
+from foreplan.base.patterns import matches, no_such_weight
 from foreplan.graph import Builder, Graph, Initializer, Kind, Node, Normal, TensorType, Uniform, Value
 from foreplan.graph.adapter import (
     FACTORS,
@@ -202,8 +202,7 @@ def _chosen(graph: Graph, uses: Mapping[Value, Sequence[_Use]], patterns: Sequen
         for pattern in patterns:
             meant = [name for name in stored if matches(name, pattern)]
             if not meant:
-                near = f"; there are {close_names(pattern, stored)}" if stored else ""
-                raise UsageError(f"targets: no weight of the model is called {pattern!r}{near}")
+                raise no_such_weight("targets", pattern, stored)
             if not any(matches(weight.name, pattern) for weight in uses):
                 raise UsageError(
                     f"targets: {meant[0]!r} can have no adapter: those have weights that only products, embeddings, or "

@@ -11,6 +11,8 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem
 from foreplan.views.memory import Memory, peak_text
 
+_MOST = 15  # buffers that are listed of a kind
+
 
 @dataclass(frozen=True)
 class Change:
@@ -141,7 +143,7 @@ def _rows(changes: tuple[Change, ...]) -> list[str]:
     ]
 
 
-def _as_text(d: Difference, most: int = 15) -> str:
+def _as_text(d: Difference) -> str:
     lines = ["memory", *_rows(tuple(Change(c.name.removesuffix("_bytes"), c.before, c.after) for c in d.sizes)), ""]
     for c in d.counts:
         before, after = (format_count(n or 0) if c.name == "flops" else f"{n:,}" for n in (c.before, c.after))
@@ -156,9 +158,9 @@ def _as_text(d: Difference, most: int = 15) -> str:
         if not changes:
             continue
         lines += ["", f"{title}: {len(changes)} buffers, {_signed(sum(c.delta for c in changes))}"]
-        lines += [f"  {_signed(c.delta):>13}  {c.name}" for c in changes[:most]]
-        if len(changes) > most:
-            lines.append(f"  {'...':>13}  and {len(changes) - most} more")
+        lines += [f"  {_signed(c.delta):>13}  {c.name}" for c in changes[:_MOST]]
+        if len(changes) > _MOST:
+            lines.append(f"  {'...':>13}  and {len(changes) - _MOST} more")
     if not d.buffers:
         lines += ["", "the same buffers are alive at both peaks"]
     return "\n".join(lines) + "\n"

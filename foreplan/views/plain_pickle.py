@@ -20,7 +20,6 @@ _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _LENGTHS = {0x8C: ("<B", 1), 0x58: ("<I", 4), 0x8D: ("<Q", 8)}  # of text: SHORT_BINUNICODE, BINUNICODE, BINUNICODE8
 _NUMBERS = {0x4B: ("<B", 1), 0x4D: ("<H", 2), 0x4A: ("<i", 4), 0x47: (">d", 8)}  # BININT1, BININT2, BININT, BINFLOAT
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
-_MARK = object()
 
 
 class NotPlain(ValueError):

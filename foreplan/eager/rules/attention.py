@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreplan.base.units import align_up
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape, only
 from foreplan.eager.rules.contraction import matmul
 from foreplan.eager.rules.elementwise import add, cast, operands, unary, without_gradient
 from foreplan.eager.rules.layers import softmax
@@ -100,8 +100,6 @@ def _tokens_first(shape: Shape) -> tuple[int, ...]:
 
 
 def _fused_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
     given = []
     for x in saved[:3]:
         assert x is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape, only
 from foreplan.eager.rules.elementwise import operands
 from foreplan.eager.rules.shape import expand, reshape
 from foreplan.eager.storage import Tensor, dense_strides
@@ -53,8 +53,7 @@ def _biased_later(tape: Tape, y: Tensor, bias: Tensor) -> Tensor:
 
 
 def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
+    grad = only(grads)
     flat, weight = saved
     given: list[Tensor | None] = [None] * len(needs)
     if needs[-2]:
@@ -91,8 +90,7 @@ def _mm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     left, right = (_like_operand(each) for each in shapes)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         second = tape.new(right[0], grad.dtype, "gradient of an operand", right[1]) if needs[1] else None
         first = tape.new(left[0], grad.dtype, "gradient of an operand", left[1]) if needs[0] else None
         return (first, second)

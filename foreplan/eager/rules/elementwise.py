@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape, only
 from foreplan.eager.storage import Tensor, strides_like
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, DType, broadcast_shapes
 
@@ -95,8 +95,7 @@ def unary(tape: Tape, name: str, x: Tensor, in_place: bool = False) -> Tensor:
     saved = {Keeps.NOTHING: (), Keeps.INPUT: (x,), Keeps.RESULT: (result,)}[rule.keeps]
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         zero = tape.new((), grad.dtype, "0") if rule.masks else None
         masks = [tape.new(grad.shape, BOOL, f"mask of {name}") for _ in range(rule.masks)]
         held = [tape.like(grad, f"backward of {name}") for _ in range(rule.temporaries)]
@@ -167,8 +166,7 @@ def sub(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _sub_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
+    grad = only(grads)
     other = tape.like(grad, "neg") if needs[1] else None
     return (grad if needs[0] else None, other)
 
@@ -182,8 +180,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mul_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
+    grad = only(grads)
     other = tape.like(grad, "backward of mul") if needs[1] else None
     return (tape.like(grad, "backward of mul") if needs[0] else None, other)
 
@@ -196,8 +193,7 @@ def div(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _div_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
+    grad = only(grads)
     other = None
     if needs[1]:  # -grad * ((self / other) / other)
         held = [tape.like(grad, "backward of div") for _ in range(3)]
@@ -212,8 +208,7 @@ def power(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     result = _broadcast(tape, "pow", (a, b))
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         given: list[Tensor | None] = []
         for need in needs:
             held = [tape.like(grad, "backward of pow") for _ in range(3 * need)]
@@ -233,8 +228,7 @@ def extremum(tape: Tape, op: str, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _extremum_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,) = grads
-    assert grad is not None
+    grad = only(grads)
     given: list[Tensor | None] = [None, None]
     for i in (1, 0):  # where(self == other, grad / 2, grad).masked_fill_(self < other, 0)
         if needs[i]:
@@ -255,8 +249,7 @@ def select(tape: Tape, condition: Tensor, a: Tensor | None, b: Tensor | None, dt
     saved = (condition,)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         given: list[Tensor | None] = []
         for need in needs:
             zero = tape.new((), grad.dtype, "0") if need else None
@@ -281,8 +274,7 @@ def cast(tape: Tape, x: Tensor, dtype: DType) -> Tensor:
     before = x.dtype
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (tape.new(grad.shape, before, f"to {before}", strides_like(grad.shape, grad)),)
 
     tape.record((x,), (result,), backward)

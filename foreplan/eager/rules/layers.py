@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape, only
 from foreplan.eager.rules.elementwise import cast, mul, operands, unary
-from foreplan.eager.rules.shape import contiguous, reduce
+from foreplan.eager.rules.shape import contiguous, of_input, reduce
 from foreplan.eager.storage import Tensor
 from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
 
@@ -87,37 +87,25 @@ def softmax(tape: Tape, x: Tensor, op: str = "softmax", typed: bool = False) -> 
     result = tape.new(x.shape, x.dtype, op)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (tape.like(grad, f"backward of {op}"),)
 
     tape.record((x,), (result,), backward, (result,))
     return result
 
 
-def _of_input(shape: Shape, op: str) -> Callable[[Tape, Saved, Needs, Grads], Grads]:
-    """A backward that makes one dense tensor of the input's shape."""
-
-    def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
-        return (tape.new(shape, grad.dtype, f"backward of {op}"),)
-
-    return backward
-
-
 def max_pool(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     """`max_pool2d_with_indices`: input and places of the largest elements, int64, are saved."""
     result = tape.new(shape, x.dtype, "max_pool")
     places = tape.new(shape, INT64, "places of max_pool")
-    tape.record((x,), (result,), _of_input(x.shape, "max_pool"), (x, places))
+    tape.record((x,), (result,), of_input(x.shape, "max_pool"), (x, places))
     return result
 
 
 def avg_pool(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     """`avg_pool2d`: the input is saved."""
     result = tape.new(shape, x.dtype, "avg_pool")
-    tape.record((x,), (result,), _of_input(x.shape, "avg_pool"), (x,))
+    tape.record((x,), (result,), of_input(x.shape, "avg_pool"), (x,))
     return result
 
 
@@ -125,7 +113,7 @@ def resize(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     """`F.interpolate`: nothing is saved."""
     (x,) = operands(tape, "interpolate", x)
     result = tape.new(shape, x.dtype, "interpolate")
-    tape.record((x,), (result,), _of_input(x.shape, "interpolate"))
+    tape.record((x,), (result,), of_input(x.shape, "interpolate"))
     return result
 
 
@@ -135,8 +123,7 @@ def cumsum(tape: Tape, x: Tensor) -> Tensor:
     result = tape.new(x.shape, dtype, "cumsum")
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         grad = cast(tape, grad, before)
         held = [tape.new(grad.shape, grad.dtype, "backward of cumsum") for _ in range(2)]
         result = tape.new(grad.shape, grad.dtype, "backward of cumsum")
@@ -150,7 +137,7 @@ def cumsum(tape: Tape, x: Tensor) -> Tensor:
 def embedding(tape: Tape, table: Tensor, indices: Tensor) -> Tensor:
     """`F.embedding`: the indices are saved; the gradient of the table is dense."""
     result = tape.new((*indices.shape, *table.shape[1:]), table.dtype, "embedding")
-    tape.record((table,), (result,), _of_input(table.shape, "embedding"), (indices,))
+    tape.record((table,), (result,), of_input(table.shape, "embedding"), (indices,))
     return result
 
 
@@ -160,8 +147,7 @@ def gather(tape: Tape, x: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     before = x.shape
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         zeros = tape.new(before, grad.dtype, "zeros")
         result = tape.new(before, grad.dtype, "backward of gather")
         del zeros
@@ -180,8 +166,7 @@ def dropout(tape: Tape, x: Tensor, ratio: float) -> Tensor:
     result, mask = tape.like(x, "dropout"), tape.new(x.shape, BOOL, "mask of dropout")
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (tape.like(grad, "backward of dropout"),)
 
     tape.record((x,), (result,), backward, (mask,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.autograd import Backward, Grads, Needs, Saved, Tape
 from foreplan.eager.rules.elementwise import operands, sub, unary
 from foreplan.eager.rules.layers import softmax
 from foreplan.eager.rules.shape import reduce
@@ -37,9 +37,13 @@ def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
 
 def mse(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.mse_loss`, and others that are one op: both operands are saved."""
+    return _of_both(tape, x, target, _loss_backward)
+
+
+def _of_both(tape: Tape, x: Tensor, target: Tensor, backward: Backward) -> Tensor:
     x, target = operands(tape, "loss", x, target)
     result = tape.new((), x.dtype, "loss")
-    tape.record((x,), (result,), _loss_backward, (x, target))
+    tape.record((x,), (result,), backward, (x, target))
     return result
 
 
@@ -51,10 +55,7 @@ def _loss_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grad
 
 def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.binary_cross_entropy_with_logits`: both operands are saved."""
-    x, target = operands(tape, "loss", x, target)
-    result = tape.new((), x.dtype, "loss")
-    tape.record((x,), (result,), _binary_backward, (x, target))
-    return result
+    return _of_both(tape, x, target, _binary_backward)
 
 
 def _binary_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:

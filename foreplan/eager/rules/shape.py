@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape, summed_to
+from foreplan.eager.autograd import Backward, Grads, Needs, Saved, Tape, only, summed_to
 from foreplan.eager.rules.elementwise import cast, widest
 from foreplan.eager.storage import Tensor, view_strides
 from foreplan.graph.types import BOOL, INT64, Shape
@@ -31,8 +31,7 @@ def reshape(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     result = bare_reshape(tape, x, shape)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (bare_reshape(tape, grad, before),)
 
     tape.record((x,), (result,), backward)
@@ -45,8 +44,7 @@ def permute(tape: Tape, x: Tensor, perm: Sequence[int]) -> Tensor:
     inverse = sorted(range(len(perm)), key=lambda axis: perm[axis])
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (grad.viewed(tuple(grad.shape[a] for a in inverse), [grad.strides[a] for a in inverse]),)
 
     tape.record((x,), (result,), backward)
@@ -59,8 +57,7 @@ def expand(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     before = x.shape
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return (summed_to(tape, grad, before),)
 
     tape.record((x,), (result,), backward)
@@ -80,8 +77,7 @@ def cut(tape: Tape, x: Tensor, shape: Shape, steps: Sequence[int]) -> Tensor:
     before = x.shape
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         extents = list(grad.shape)
         for axis in reversed(cuts):
             extents[axis] = before[axis]
@@ -144,8 +140,7 @@ def concat(tape: Tape, parts: Sequence[Tensor], axis: int) -> Tensor:
     shapes = [part.shape for part in parts]
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         return [grad.viewed(shape, grad.strides) if need else None for shape, need in zip(shapes, needs)]
 
     tape.record(parts, (result,), backward)
@@ -155,15 +150,17 @@ def concat(tape: Tape, parts: Sequence[Tensor], axis: int) -> Tensor:
 def pad(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
     """`F.pad` with a number."""
     result = tape.new(shape, x.dtype, "pad")
-    before = x.shape
+    tape.record((x,), (result,), of_input(x.shape, "pad"))
+    return result
+
+
+def of_input(shape: Shape, op: str) -> Backward:
+    """The gradient is a tensor of the input's shape."""
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
-        return (tape.new(before, grad.dtype, "backward of pad"),)
+        return (tape.new(shape, only(grads).dtype, f"backward of {op}"),)
 
-    tape.record((x,), (result,), backward)
-    return result
+    return backward
 
 
 def reduce(tape: Tape, how: str, x: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
@@ -178,8 +175,7 @@ def reduce(tape: Tape, how: str, x: Tensor, axes: Sequence[int], keepdims: bool)
     before, every = x.shape, range(x.rank)
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-        (grad,) = grads
-        assert grad is not None
+        grad = only(grads)
         if how == "mean":
             return (tape.new(before, grad.dtype, "backward of mean"),)
         steps = iter(grad.strides)

@@ -31,11 +31,6 @@ def traced(*functions: Any) -> Callable[[Handler], Handler]:
     return add
 
 
-def supported_functions() -> tuple[str, ...]:
-    """Names of the NumPy functions, other than ufuncs, that traced tensors take."""
-    return tuple(sorted({_name(function) for function in _TABLE}))
-
-
 def _name(function: Callable[..., Any]) -> str:
     module = getattr(function, "__module__", "numpy").replace("numpy", "np", 1)
     return f"{module}.{function.__name__}"

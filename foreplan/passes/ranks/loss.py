@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreplan.graph import Graph, GraphBuilder
+from foreplan.graph import Graph, GraphBuilder, Value
 from foreplan.ops.collective import AllReduce
 from foreplan.ops.map import elementwise
 from foreplan.passes.base import Pass
@@ -17,11 +18,10 @@ class ShareOfMean(Pass, requires=("forward", "loss"), ensures=("forward", "loss"
     ranks: int
 
     def _run(self, graph: Graph) -> Graph:
-        loss = graph.loss
-        assert loss is not None
-        b = GraphBuilder(base=graph)
-        share = elementwise(b, lambda x: x * (1.0 / self.ranks), loss, dtype=loss.dtype, name="share_of_loss")
-        return b.finish(graph.outputs, graph.updates, share, graph.gradients)
+        def share(b: GraphBuilder, loss: Value) -> Value:
+            return elementwise(b, lambda x: x * (1.0 / self.ranks), loss, dtype=loss.dtype, name="share_of_loss")
+
+        return _with_loss(graph, share)
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,11 @@ class MeanOfAll(Pass, requires=("loss", "backward"), ensures=("loss", "backward"
     ranks: int
 
     def _run(self, graph: Graph) -> Graph:
-        loss = graph.loss
-        assert loss is not None
-        b = GraphBuilder(base=graph)
-        mean = b.apply(AllReduce(self.ranks), loss, name="mean_of_losses")
-        return b.finish(graph.outputs, graph.updates, mean, graph.gradients)
+        return _with_loss(graph, lambda b, loss: b.apply(AllReduce(self.ranks), loss, name="mean_of_losses"))
+
+
+def _with_loss(graph: Graph, made: Callable[[GraphBuilder, Value], Value]) -> Graph:
+    """A graph with another loss, made of its own."""
+    assert graph.loss is not None
+    b = GraphBuilder(base=graph)
+    return b.finish(graph.outputs, graph.updates, made(b, graph.loss), graph.gradients)

@@ -49,9 +49,6 @@ class OverlapExchanges(Pass, requires=("kernels",), ensures=("kernels",), option
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
 
-overlap_exchanges = OverlapExchanges()
-
-
 Kind = tuple[str, int, int]  # what is exchanged, and among which ranks
 
 
