@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import in_c_order
+from foreplan.graph.layouts import in_c_order, lie_alike
 from foreplan.graph.op import Types, Windows
 
 Run = Callable[[], object]  # a kernel that is bound to memory
@@ -34,6 +34,14 @@ class Kernel(Protocol):
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
         """Pairs (output, input): that output may take exactly that input's bytes."""
+
+
+def pairs_alike(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
+    """Pairs of an output and an input, from the `first` on, that lie in the same way: a kernel that reads each element
+    before it writes there may overwrite the input.
+    """
+    pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
+    return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
 
 
 def as_it_lies(op: Op, index: int, window: Window) -> Window:

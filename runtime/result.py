@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foreplan.lower.program import Slot
 from foreplan.runtime.kernel import Run
 
 
@@ -42,8 +41,3 @@ class Begun:
     read: list[np.ndarray]
     loss: np.ndarray | None
     result: Result | None = None
-
-
-def empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
-    """An array for what a slot holds, with further leading axes."""
-    return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)

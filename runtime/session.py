@@ -22,7 +22,7 @@ from foreplan.runtime.beside import Beside, Programs
 from foreplan.runtime.bound_program import BoundProgram
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
-from foreplan.runtime.inputs import check_inputs, micro_batch, smaller
+from foreplan.runtime.inputs import check_inputs, empty, micro_batch, smaller
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
 from foreplan.runtime.ranks.agreement import together
@@ -31,7 +31,7 @@ from foreplan.runtime.ranks.same_step import check_alike
 from foreplan.runtime.ranks.stages import held_by_stages, stages_of
 from foreplan.runtime.ranks.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
-from foreplan.runtime.result import Begun, Result, empty
+from foreplan.runtime.result import Begun, Result
 from foreplan.runtime.room import check_room, give_back
 from foreplan.runtime.session_state import WAY_OUT
 from foreplan.runtime.sizes import Sizes

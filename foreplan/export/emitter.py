@@ -99,3 +99,8 @@ class Emitter:
         found = translation_of(op, types)
         assert found is not None, f"{op.name} has no translation for {types}"
         return found(self, op, list(inputs), list(types))
+
+
+def ends_of(pads: Sequence[tuple[int, int]]) -> list[int]:
+    """Pads as ONNX writes them: those at the beginning of each axis, and then those at its end."""
+    return [low for low, _ in pads] + [high for _, high in pads]

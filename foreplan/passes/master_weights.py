@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from foreplan.base.errors import UnsupportedError
-from foreplan.graph import Array, Graph, GraphBuilder, Node, Value
+from foreplan.graph import Array, Graph, Node, Value
 from foreplan.ops.map import convert
 from foreplan.passes.base import Pass
+from foreplan.passes.rewrite import builder_for
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,9 @@ class MasterWeights(Pass, requires=("forward", "floating-point weights"), ensure
                 f"the forward pass writes {written[0]!r}, which is trained in float32 and read in {narrow[0].dtype}; "
                 "keep it in float32"
             )
-        b = GraphBuilder(graph.name)
+        b = builder_for(graph)
         wide = {value: _widened(value) for value in narrow}
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
         b.stored = [wide.get(value, value) for value in graph.stored]
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         now = {value: convert(b, wide[value], value.dtype) for value in narrow}
         for node in graph.nodes:
             inputs = tuple(now.get(value, value) for value in node.inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, GraphBuilder, Kind, Node, TensorType, Value
+from foreplan.graph import Builder, Graph, Kind, Node, TensorType, Value
 from foreplan.graph.init import Initializer
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.evaluate import content, evaluate, is_known
@@ -16,7 +16,7 @@ from foreplan.ops.fake_quantised import fake_quantised, range_of
 from foreplan.ops.map import convert
 from foreplan.ops.marks import Quantised
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import builder_for, rewrite
 
 _MOST_BYTES = 1 << 26  # of scales and zero points
 
@@ -101,10 +101,8 @@ class QuantisedWeights(Pass, requires=("forward", "plain ops"), ensures=("forwar
                            init=Restored(codes.init, codes.type, scheme))  # type: ignore[arg-type]
             for codes, scheme in found.items()
         }  # fmt: skip
-        b = GraphBuilder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
+        b = builder_for(graph)
         b.stored = [wide.get(value, value) for value in graph.stored]
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
         now: dict[Value, Value] = {}
         for node in _read(graph, found):
             inputs = tuple(now.get(value, value) for value in node.inputs)

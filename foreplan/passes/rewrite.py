@@ -14,6 +14,16 @@ Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
 Accepts = Callable[[Op, Types, Types], bool]  # whether a target has a kernel for an op of such inputs and outputs
 
 
+def builder_for(graph: Graph) -> GraphBuilder:
+    """A builder with what a graph has besides nodes and results, in which names of its nodes and their results are
+    taken.
+    """
+    b = GraphBuilder(graph.name)
+    b.inputs, b.stored, b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
+    b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+    return b
+
+
 def rewrite(
     graph: Graph,
     replace: Replace,
@@ -36,9 +46,7 @@ def rewrite(
     """
     from foreplan.graph.ir import live_nodes
 
-    b = GraphBuilder(graph.name)
-    b.inputs, b.stored, b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
-    b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+    b = builder_for(graph)
     now: dict[Value, Value] = {}
     for node in live_nodes(graph, graph.results):
         inputs = tuple(now.get(value, value) for value in node.inputs)

@@ -6,7 +6,7 @@ A session binds them to addresses; tests run the same ones on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -375,6 +375,15 @@ def side_by_side(most: int, extent: int, tensors: Iterable[tuple[int, int, Itera
             return 1
         numbers += [other // item for other in others]
     return math.gcd(most, *numbers)
+
+
+def channels_side_by_side(most: int, tensors: Sequence[Window]) -> int:
+    """Channels of images that a thread can take together in every tensor."""
+    lying = []
+    for x in tensors:
+        others = [step for axis, step in enumerate(x.strides) if axis != 1 and x.shape[axis] > 1]
+        lying.append((x.type.dtype.itemsize, x.strides[1], others))
+    return side_by_side(most, tensors[0].shape[1], lying)
 
 
 class Scratch:

@@ -10,7 +10,7 @@ from foreplan.options import Options
 from foreplan.passes import PRECISIONS, Accumulation, simplified, updating, with_same_stored, without
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.pipeline import Stage, of_stages, run_passes
-from foreplan.passes.ranks import Uses
+from foreplan.passes.ranks import GradientUses
 
 MADE = (Stage.MEMORY, Stage.TRAINING)
 
@@ -27,7 +27,7 @@ def training_step(
 def halves(graph: Graph, optimizer: Optimizer) -> tuple[Graph, Graph]:
     """The body of a step over micro-batches, and the update after them."""
     accumulation = Accumulation()
-    uses = Uses(updating(optimizer), accumulation.consume, updating(optimizer))
+    uses = GradientUses(updating(optimizer), accumulation.consume, updating(optimizer))
     entries = passes_of_training(Options(optimizer=optimizer, target="numpy"), None, uses, accumulation)
     body = run_passes(graph, of_stages(entries, MADE))
     return with_same_stored(body, simplified(accumulation.update(body, uses.of_sums)))

@@ -73,10 +73,10 @@ def test_steps_that_are_bound(change: str, monkeypatch: pytest.MonkeyPatch) -> N
     elif change == "model":
         steps[1] = replace(steps[1], program=replace(steps[1].program, model="another"))
     else:
-        from foreplan.runtime.ranks import alike
+        from foreplan.runtime.ranks import same_step
 
         versions = iter([{"numpy": "2.0"}, {"numpy": "2.4"}])
-        monkeypatch.setattr(alike, "versions_here", lambda: next(versions))
+        monkeypatch.setattr(same_step, "versions_here", lambda: next(versions))
     errors = errors_of(2, lambda world: steps[world.rank].bind(seed=seeds[world.rank]))
     said = {"seed": "the seed is 0 on rank 0, and 7 on rank 1", "version": "the version of numpy is 2."}
     said["learning rate"] = "the default of 'learning_rate' is fill(0.1) on rank 0, and fill(0.2) on rank 1"

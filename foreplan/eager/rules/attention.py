@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreplan.base.units import align_up
-from foreplan.eager.autograd import Grads, Needs, Saved, Tape, only
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.contraction import matmul
 from foreplan.eager.rules.elementwise import add, cast, operands, unary, without_gradient
 from foreplan.eager.rules.layers import softmax

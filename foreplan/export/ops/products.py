@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.export.emitter import Emitter
+from foreplan.export.emitter import Emitter, ends_of
 from foreplan.export.table import writes
 from foreplan.graph import TensorType
 from foreplan.graph.types import FLOAT32, DType, Shape
@@ -49,7 +49,7 @@ def _conv(e: Emitter, op: Conv, x: list[str], types: list[TensorType]) -> list[s
     image, pads = _cropped(e, op, x[0], types[0])
     rank, own = types[0].rank, types[0].dtype
     bias = [e.cast(x[2], types[2].dtype, own)] if len(x) > 2 and types[2].rank == 1 else []
-    y = e.op("Conv", image, x[1], *bias, pads=_flat(pads), **_geometry(op))
+    y = e.op("Conv", image, x[1], *bias, pads=ends_of(pads), **_geometry(op))
     return [e.op("Add", y, x[2]) if len(x) > 2 and types[2].rank == rank else y]
 
 
@@ -61,10 +61,6 @@ def _conv_map(e: Emitter, op: ConvMap, x: list[str], types: list[TensorType]) ->
 
 def _geometry(op: ConvOp) -> dict[str, object]:
     return {"strides": list(op.strides), "dilations": list(op.dilations), "group": op.groups}
-
-
-def _flat(pads: Pads) -> list[int]:
-    return [low for low, _ in pads] + [high for _, high in pads]
 
 
 def _cropped(e: Emitter, op: ConvOp, x: str, type: TensorType) -> tuple[str, Pads]:
@@ -93,7 +89,7 @@ def _conv_data_grad(e: Emitter, op: ConvDataGrad, x: list[str], types: list[Tens
     more = [n + low + high - full for n, (low, high), full in zip(op.spatial, op.pads, whole)]
     plain = all(low >= 0 and high >= 0 for low, high in op.pads)
     if plain and all(0 <= extra < step for extra, step in zip(more, op.strides)):
-        pads, extra = _flat(op.pads), more if any(more) else None
+        pads, extra = ends_of(op.pads), more if any(more) else None
         dx = e.op("ConvTranspose", x[0], x[1], pads=pads, output_padding=extra, **_geometry(op))
     else:
         dx = e.op("ConvTranspose", x[0], x[1], **_geometry(op))
@@ -115,7 +111,7 @@ def _conv_weight_grad(e: Emitter, op: ConvWeightGrad, x: list[str], types: list[
         "Conv",
         image,
         g,
-        pads=_flat(pads),
+        pads=ends_of(pads),
         strides=list(op.dilations),
         dilations=list(op.strides),
         group=groups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.export.emitter import Emitter
+from foreplan.export.emitter import Emitter, ends_of
 from foreplan.export.table import writes
 from foreplan.graph import TensorType
 from foreplan.ops.custom_gradient import CustomGradient
@@ -62,11 +62,7 @@ def _pad(e: Emitter, op: Pad, x: list[str], types: list[TensorType]) -> list[str
     if op.mode == "wrap":
         return [_wrapped(e, op, x[0], types[0])]
     value = (e.scalar(op.value, types[0].dtype),) if op.mode == "constant" else ()
-    return [e.op("Pad", x[0], e.ints(_ends(op.pads)), *value, mode=op.mode)]
-
-
-def _ends(pads: tuple[tuple[int, int], ...]) -> list[int]:
-    return [low for low, _ in pads] + [high for _, high in pads]
+    return [e.op("Pad", x[0], e.ints(ends_of(op.pads)), *value, mode=op.mode)]
 
 
 def _wrapped(e: Emitter, op: Pad, x: str, type: TensorType) -> str:
@@ -83,7 +79,7 @@ def _unslice(e: Emitter, op: Unslice, x: list[str], types: list[TensorType]) -> 
     (y,), (type,) = x, types
     if all(step == 1 for step in op.steps):
         ends = [(start, after - start - n) for start, n, after in zip(op.starts, type.shape, op.shape)]
-        return [e.op("Pad", y, e.ints(_ends(tuple(ends))), e.scalar(0, type.dtype), mode="constant")]
+        return [e.op("Pad", y, e.ints(ends_of(tuple(ends))), e.scalar(0, type.dtype), mode="constant")]
     shape = list(type.shape)
     for axis, (start, step, after) in enumerate(zip(op.starts, op.steps, op.shape)):
         count = shape[axis]

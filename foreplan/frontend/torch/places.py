@@ -164,10 +164,15 @@ def _put_back(view: _View, whole: Any, part: Any) -> Any:
         joined = [value for value in (before, piece, after) if value.shape[axis]]
         return Tensor(whole_tensor.tracer, concat(b, joined, axis))
     # Any other view: each element comes from the part if that has it, else from the whole.
-    source = np.arange(whole_tensor.size)
-    source[flat] = whole_tensor.size + np.arange(flat.size)
-    both: Any = np.concatenate([whole_tensor.reshape(-1), part_tensor.reshape(-1)])
-    return both[source].reshape(view.shape)
+    return spliced(whole_tensor, part_tensor, flat)
+
+
+def spliced(whole: Tensor, part: Tensor, places: np.ndarray) -> Any:
+    """A tensor with the elements of another one at some places of it, counted in C order."""
+    source = np.arange(whole.size)
+    source[places] = whole.size + np.arange(places.size)
+    both: Any = np.concatenate([whole.reshape(-1), part.reshape(-1)])
+    return both[source].reshape(whole.shape)
 
 
 def _slab(shape: tuple[int, ...], flat: np.ndarray) -> tuple[int, int, int] | None:

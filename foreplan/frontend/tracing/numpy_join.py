@@ -12,6 +12,7 @@ from foreplan.base.arguments import whole
 from foreplan.base.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced
 from foreplan.frontend.tracing.elementwise import convert
+from foreplan.frontend.tracing.numpy_order import along
 from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float, wrap
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.ops import join
@@ -137,8 +138,7 @@ def _dsplit(ary: Any, indices_or_sections: Any) -> list[Tensor]:
 def _delete(arr: Any, obj: Any, axis: int | None = None) -> Tensor:
     if isinstance(obj, Tensor):
         raise fail("np.delete with traced indices gives a shape that depends on data; use np.where with a mask")
-    x = as_tensor(arr)
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
+    x, axis = along(arr, axis)
     kept = np.delete(np.arange(x.shape[axis]), obj)
     return x[(*(slice(None),) * axis, kept)]
 
@@ -147,8 +147,7 @@ def _delete(arr: Any, obj: Any, axis: int | None = None) -> Tensor:
 def _insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Tensor:
     if np.ndim(obj) or isinstance(obj, Tensor | slice):
         raise fail("np.insert is traced with one index, a number; use np.concatenate for others")
-    x = as_tensor(arr)
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
+    x, axis = along(arr, axis)
     at = whole("the index of np.insert", obj, -x.shape[axis], x.shape[axis]) % (x.shape[axis] + (obj >= 0))
     new = convert(as_tensor(values, x.value.dtype), x.value.dtype)
     new = _numpy.moveaxis(new.reshape((1,) * (x.ndim - new.ndim) + new.shape), 0, axis)
@@ -186,10 +185,9 @@ def _tile(A: Any, reps: int | Sequence[int]) -> Tensor:
 
 @traced(np.repeat)
 def _repeat(a: Any, repeats: int, axis: int | None = None) -> Tensor:
-    x = as_tensor(a)
     if not isinstance(repeats, int):
         raise fail("np.repeat is traced with one number of repeats; use np.take with a list of indices for others")
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
+    x, axis = along(a, axis)
     before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
     repeated = _numpy.broadcast_to(_numpy.reshape(x, (*before, 1, *after)), (*before, repeats, *after))
     return _numpy.reshape(repeated, (*before[:-1], before[-1] * repeats, *after))

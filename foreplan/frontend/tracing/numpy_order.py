@@ -18,7 +18,7 @@ from foreplan.ops.sort import TopK
 _numpy: Any = np  # whose stubs know arrays only
 
 
-def _along(a: Any, axis: int | None) -> tuple[Tensor, int]:
+def along(a: Any, axis: int | None) -> tuple[Tensor, int]:
     """A tensor and the axis to run along, which is the only one if none is named."""
     x = as_tensor(a)
     return (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
@@ -33,14 +33,14 @@ def _countable(x: Tensor, dtype: Any) -> Tensor:
 
 @traced(np.cumsum)
 def _cumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
-    x, axis = _along(a, axis)
+    x, axis = along(a, axis)
     b = current().at()
     return wrap(b.apply(CumSum(axis, False, False), _countable(x, dtype).value))
 
 
 @traced(np.cumprod)
 def _cumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Tensor:
-    x, axis = _along(a, axis)
+    x, axis = along(a, axis)
     return wrap(cumprod(current().at(), _countable(x, dtype).value, axis))
 
 
@@ -84,7 +84,7 @@ def _trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
 
 
 def _sorted(a: Any, axis: int | None) -> tuple[Value, ...]:
-    x, axis = _along(a, axis)
+    x, axis = along(a, axis)
     return current().at().node(TopK(x.shape[axis], axis, False), x.value, name="sort")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from foreplan.base.errors import UsageError
-from foreplan.graph import Graph, GraphBuilder, Kind, Node, TensorType, Value
+from foreplan.graph import Graph, Kind, Node, TensorType, Value
 from foreplan.graph.flat import Flat
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.collective import Group
@@ -15,6 +15,7 @@ from foreplan.passes.base import Pass
 from foreplan.passes.ranks.inference import gathering, in_parts
 from foreplan.passes.ranks.layout import Bucket, narrow_copies
 from foreplan.passes.ranks.setting import ALONE, Ranks
+from foreplan.passes.rewrite import builder_for
 from foreplan.passes.tensor.pieces import gathered, own_part
 
 Held = Mapping[str, Shard | None]  # how weights are cut, by name
@@ -143,10 +144,8 @@ class _Stored:
         self.graph = graph
         self.other = {value: theirs[value.name] for value in graph.stored if value.kind in _OWN}
         self.now: dict[Value, Value] = {}
-        self.b = b = GraphBuilder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-        b.stored = [self.other.get(value, value) for value in graph.stored]
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.b = builder_for(graph)
+        self.b.stored = [self.other.get(value, value) for value in graph.stored]
 
     def run(self) -> Graph:
         """The graph."""

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph import Graph, Kind, Node, Value
 from foreplan.graph.flat import Flat
 from foreplan.ops.collective import AllGather, Group
 from foreplan.ops.map import convert
 from foreplan.passes.ranks.layout import Bucket, keep
 from foreplan.passes.ranks.rows import taken
+from foreplan.passes.rewrite import builder_for
 
 
 class Phase(NamedTuple):
@@ -69,9 +70,7 @@ class _Homes:
         }
         self.rows: dict[tuple[Bucket, int], Value] = {}
         self.views: dict[tuple[Value, int], Value] = {}
-        self.b = b = GraphBuilder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.b = builder_for(graph)
 
     def run(self) -> Graph:
         """The graph."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foreplan.graph import Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph import Graph, Kind, Node, Value
 from foreplan.ops.collective import AllGather, Finish
 from foreplan.ops.shape import Reshape, Transpose
 from foreplan.passes.base import Pass
+from foreplan.passes.rewrite import builder_for
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,7 @@ class _Again:
     """One graph, with further gathers."""
 
     def __init__(self, graph: Graph, gathers: Sequence[Node]) -> None:
-        self.graph, self.b = graph, GraphBuilder(graph.name)
-        self.b.inputs, self.b.stored, self.b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
-        self.b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.graph, self.b = graph, builder_for(graph)
         self.gathers: dict[Value, Node] = {}  # by what is gathered, and the forms that it is brought into: what made it
         self.again: dict[Value, Value] = {}
         self.last = gathers[-1]

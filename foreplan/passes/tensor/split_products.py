@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from foreplan.base.errors import UsageError
-from foreplan.graph import Array, Graph, GraphBuilder, Kind, Node, Value
+from foreplan.graph import Array, Graph, Kind, Node, Value
 from foreplan.graph.init import RandomSeed
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.ops.map import elementwise
 from foreplan.ops.random import Random
 from foreplan.passes.base import Pass
+from foreplan.passes.rewrite import builder_for
 from foreplan.passes.tensor.notes import note
 from foreplan.passes.tensor.pieces import Total, gathered, own_part
 from foreplan.passes.tensor.regions import ANYHOW, Found, Region, regions_of
@@ -60,9 +61,7 @@ class _Rewrite:
         self.graph, self.ranks, self.found, self.tokens = graph, ranks, found, tokens
         self.region_of = {node: region for region in (*found.regions, *tokens.regions) for node in region.shards}
         self.cut_by_tokens = {value: shard for region in tokens.regions for value, shard in region.parts.items()}
-        self.b = b = GraphBuilder(graph.name)
-        b.inputs, b.notes = list(graph.inputs), list(graph.notes)
-        b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+        self.b = builder_for(graph)
         self.now: dict[Value, Value] = {}  # what takes the place of a value, where it is cut or is another one
         self.own: dict[tuple[Value, Shard], Value] = {}
         joined = {value: region.parts[value] for region in found.regions for value in region.joined}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import DType, Op, TensorType, Window
-from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
@@ -19,7 +19,7 @@ from foreplan.runtime.cpu.codegen.maps import UNIT, Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.transpose import Axis, transposition
 from foreplan.runtime.cpu.kernel import CpuKernel, LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, pairs_alike
 
 IMAGES = (4, 5)  # numbers of axes of images whose masks are in the order of channels last
 PART = 32 * 1024  # elements that are worth a thread
@@ -99,12 +99,6 @@ def mask_order(type: TensorType) -> Window:
     return channels_last(type) if type.rank in IMAGES else Window.dense(type)
 
 
-def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
-    """The pairs of an output and an input, from the `first` on, that lie in the same way."""
-    pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
-    return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
-
-
 def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
     """The loop of a map; a map that copies from one order of axes to another works by tiles."""
     assert isinstance(op, Map)
@@ -117,7 +111,7 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
         tiled = transposition(inputs[0].type.dtype, axes)
         if tiled is not None:
             return tiled
-    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], _pairs(inputs, outputs))
+    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], pairs_alike(inputs, outputs))
 
 
 def masked(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
@@ -125,7 +119,7 @@ def masked(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     assert isinstance(op, MaskedMap)
     shape = outputs[0].shape
     tensors = [_mask(shape), *(_broadcast(x, shape) for x in inputs[1:])]
-    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], _pairs(inputs, outputs, 1))
+    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], pairs_alike(inputs, outputs, 1))
 
 
 def pack(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:

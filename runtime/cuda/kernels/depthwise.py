@@ -24,10 +24,10 @@ from foreplan.runtime.cuda.launch import (
     LaunchKernel,
     Word,
     added_in_place,
+    channels_side_by_side,
     input_at,
     launch,
     output_at,
-    side_by_side,
     workspace_at,
 )
 
@@ -185,12 +185,8 @@ def _vector(most: int, filters: int, *tensors: Window) -> int:
     """Channels of a thread, a power of two: several only where each has one filter, and they lie side by side."""
     if filters > 1:
         return 1
-    lying = []
-    for x in tensors:
-        others = [step for axis, step in enumerate(x.strides) if axis != 1 and x.shape[axis] > 1]
-        lying.append((x.type.dtype.itemsize, x.strides[1], others))
     most = min(most, BYTES // tensors[0].type.dtype.itemsize)
-    return side_by_side(1 << most.bit_length() - 1, tensors[0].shape[1], lying)
+    return channels_side_by_side(1 << most.bit_length() - 1, tensors)
 
 
 def _threads(source: Window, channels: int, vector: int, units: int, most: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.map_scatter_add import MapScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.map import broadcast, copies, index_type, map_launches, pairs_alike
+from foreplan.runtime.cuda.kernels.map import broadcast, copies, index_type, map_launches
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import (
     Clear,
@@ -33,7 +33,7 @@ from foreplan.runtime.cuda.launch import (
     output_at,
     side_by_side,
 )
-from foreplan.runtime.kernel import Refused
+from foreplan.runtime.kernel import Refused, pairs_alike
 
 BYTES = 16  # that a thread reads at a time
 SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foreplan.base.units import ceil_div
 from foreplan.graph import DType, Op, TensorType, Window
-from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.op import Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
@@ -29,6 +29,7 @@ from foreplan.runtime.cuda.launch import (
     output_at,
     stored,
 )
+from foreplan.runtime.kernel import pairs_alike
 
 BYTES = 16  # a thread moves at a time
 
@@ -206,9 +207,3 @@ def mask(start: Address, shape: Shape) -> Tensor:
     type = TensorType(BOOL, shape)
     order = channels_last(type) if type.rank == 4 else Window.dense(type)
     return Tensor(start, BOOL, order.strides, bits=True)
-
-
-def pairs_alike(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
-    """Outputs that lie as an input does: a thread reads all its elements before it writes."""
-    pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
-    return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))

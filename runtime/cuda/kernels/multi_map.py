@@ -10,9 +10,9 @@ from foreplan.graph.op import Windows
 from foreplan.ops.multi_map import MultiMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import statements
-from foreplan.runtime.cuda.kernels.map import function, pairs_alike
+from foreplan.runtime.cuda.kernels.map import function
 from foreplan.runtime.cuda.launch import LaunchKernel, Word, input_at, launch, output_at, stored
-from foreplan.runtime.kernel import Refused
+from foreplan.runtime.kernel import Refused, pairs_alike
 
 THREADS = 128
 MOST_BYTES = 4096  # of a kernel's arguments

@@ -12,7 +12,7 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import neutral
 from foreplan.runtime.cuda.kernels.windows import window_defines
-from foreplan.runtime.cuda.launch import LaunchKernel, Word, for_each, input_at, output_at, side_by_side
+from foreplan.runtime.cuda.launch import LaunchKernel, Word, channels_side_by_side, for_each, input_at, output_at
 from foreplan.runtime.kernel import Refused
 
 MOST_AXES = 3
@@ -62,11 +62,7 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
 
 def _vector(*tensors: Window) -> int:
     """Channels that lie side by side in every tensor, as many as are moved at a time."""
-    lying = []
-    for x in tensors:
-        others = [step for axis, step in enumerate(x.strides) if axis != 1 and x.shape[axis] > 1]
-        lying.append((x.type.dtype.itemsize, x.strides[1], others))
-    return side_by_side(BYTES // max(item for item, _, _ in lying), tensors[0].shape[1], lying)
+    return channels_side_by_side(BYTES // max(x.type.dtype.itemsize for x in tensors), tensors)
 
 
 def _blocks(op: PoolOp, extents: Shape) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 from foreplan.base.errors import UnsupportedError
 from foreplan.frontend.torch.call import Call
 from foreplan.frontend.torch.ops.elementwise import broadcast
+from foreplan.frontend.torch.places import spliced
 from foreplan.frontend.torch.table import aten
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import convert
@@ -262,8 +263,4 @@ def _as_strided(c: Call, x: Any, size: Sequence[int], stride: Sequence[int], off
 def _diagonal_scatter(c: Call, x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     places = np.arange(math.prod(c.shape)).reshape(c.shape)
     seen = np.diagonal(places, offset, dim1, dim2)
-    whole, part = c.tensor(x), c.tensor(source, c.dtype)
-    chosen = np.arange(whole.size)
-    chosen[seen.reshape(-1)] = whole.size + np.arange(seen.size)
-    both: Any = np.concatenate([whole.reshape(-1), part.reshape(-1)])
-    return both[chosen].reshape(c.shape)
+    return spliced(c.tensor(x), c.tensor(source, c.dtype), seen.reshape(-1))
