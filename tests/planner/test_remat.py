@@ -5,20 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.base.errors import DoesNotFitError, UsageError
-from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify, without_reuse
-from foreplan.planner.memory.bounds import live_bytes
-from foreplan.planner.order.dependences import dependences
-from foreplan.planner.order.heuristics import HEURISTICS
-from foreplan.planner.placement.layout import schedule
-from foreplan.planner.recompute.arrays import make_gaps
-from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
-from foreplan.planner.recompute.schedules import late_updates
+from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify
 from tests.planner.executor import Machine
 from tests.planner.problems import (
     REGIONS,
@@ -57,42 +49,6 @@ def extra(found: Plan, problem: Problem) -> int:
     """Nanoseconds beyond those of one run of each action that runs."""
     runs = [step.action for step in found.steps]
     return sum(problem.actions[i].nanoseconds for i in runs) - sum(problem.actions[i].nanoseconds for i in set(runs))
-
-
-@settings(max_examples=pick(15, 30, 150), deadline=None)
-@given(seeds, sizes)
-def test_any_state_is_a_schedule_whose_bytes_are_those_that_live(seed: int, actions: int) -> None:
-    problem, rng = random_problem(seed, actions), random.Random(seed)
-    heuristic = rng.choice(sorted(HEURISTICS))
-    order = late_updates(problem, HEURISTICS[heuristic](problem, dependences(problem)))
-    gaps = make_gaps(problem, order, [1] * len(problem.actions), 1)
-    scratch = make_scratch(gaps)
-    state = np.array([rng.choice([0, 0, 1, 2]) for _ in gaps.gap_value], np.int64)
-    length, cost = generate(gaps, scratch, state)
-    if length < 0:
-        return
-    steps = scratch.counting.steps[:length].tolist()
-    found = schedule(problem, heuristic, steps)
-    live = live_bytes(problem, steps)
-    peak, at, above = measure_above(gaps, scratch, length, found.bound - 1)
-    assert (peak, at) == (live.max(), live.argmax()) and above >= 1
-    assert cost == length - len(order)
-    assert set(order) >= set(steps)
-
-
-@settings(max_examples=pick(2, 4, 15), deadline=None)
-@given(seeds, sizes)
-def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
-    problem = priced(random_problem(seed, actions), seed)
-    curve = plan_curve(problem)
-    for index in range(len(curve)):
-        found = curve.plan(index)
-        outcome = Machine(found, problem).run()
-        apart = without_reuse(found, problem)
-        assert Machine(apart, problem).run() == outcome
-    costs = [point.cost for point in curve.points]
-    bounds = [point.bound for point in curve.points]
-    assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
 @settings(max_examples=pick(1, 2, 10), deadline=None)
