@@ -1,4 +1,4 @@
-"""Reductions against NumPy in float64, gradients against differences."""
+"""Gradients of reductions against differences, long sums, and axes; tests/sweep draws the numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,6 @@ from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 NUMPY = {"sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min}
 AXES = [axes for n in (1, 2, 3) for axes in combinations(range(3), n)]
-
-
-@pytest.mark.parametrize("how", NUMPY)
-@pytest.mark.parametrize("axes", AXES)
-def test_values(how: str, axes: tuple[int, ...]) -> None:
-    x = np.random.default_rng(0).standard_normal((3, 4, 5))
-    for keepdims in (False, True):
-        expected = NUMPY[how](x, axis=axes, keepdims=keepdims)
-        np.testing.assert_allclose(run_op(Reduce(how, axes, keepdims), x)[0], expected, rtol=1e-12)
-        got = run_op(Reduce(how, axes, keepdims), x.astype(np.float32))[0]
-        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "max", "min"])
@@ -62,14 +51,6 @@ def test_many_terms_add_up_exactly_enough(shape: tuple[int, ...], axes: tuple[in
     for how in ("sum", "mean"):
         expected = NUMPY[how](x, axis=axes, dtype=np.float64)
         np.testing.assert_allclose(run_op(Reduce(how, axes), x)[0], expected, rtol=2e-6)
-
-
-def test_integers_keep_their_type() -> None:
-    x = np.arange(-6, 6, dtype=np.int32).reshape(3, 4)
-    for how in ("sum", "prod", "max", "min"):
-        got = run_op(Reduce(how, (1,)), x)[0]
-        assert got.dtype == np.int32
-        np.testing.assert_array_equal(got, NUMPY[how](x, axis=1))
 
 
 def test_axes_as_users_write_them() -> None:
