@@ -48,7 +48,7 @@ class Axes:
         extents: of the factors.
         whole: factors of which any part of a result needs all.
         sums: how results of parts of a factor that no output has make the whole: one of `REDUCTIONS`, or what
-            `foreplan/passes/tensor/closings.py` names.
+            `foreplan/passes/tensor/reductions.py` names.
     """
 
     inputs: Sequence[Dims]

@@ -17,7 +17,7 @@ from foreplan.options import Options
 from foreplan.passes import Differentiate, Entry, Pass, Ran, SelectOutputs, Stage, before, run_passes, without
 from foreplan.passes.choose_trained import FreezeStatistics
 from foreplan.passes.pipeline import Entries, of_stages
-from foreplan.passes.ranks import DifferentiateInParts, SyncBatchNorm, Uses
+from foreplan.passes.ranks import DifferentiateInParts, GradientUses, SyncBatchNorm
 from foreplan.passes.split_samples import SplitBands
 from foreplan.passes.training import TrainingForm
 from tests.ops.check import evaluate
@@ -120,7 +120,7 @@ def test_what_an_option_adds_to_the_list(case: str) -> None:
 
 
 def test_the_options_of_passes() -> None:
-    def steps(form: Form | None = None, uses: Uses | None = None, **given: object) -> list[Pass]:
+    def steps(form: Form | None = None, uses: GradientUses | None = None, **given: object) -> list[Pass]:
         options = Options(**{"loss": "mse", "target": "numpy", **given})  # type: ignore[arg-type]
         return [each.step for each in passes_of_training(options, form, uses)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.graph import GraphBuilder
 from foreplan.graph.shard import Shard
-from foreplan.passes.tensor.closings import means, summands
+from foreplan.passes.tensor.reductions import means, summands
 from foreplan.passes.tensor.rules import Known, Shards, StaysWhole, possible_shards
 from tests.ops.check import type_of
 from tests.sweep.bounds import complaint, expectation, widened
