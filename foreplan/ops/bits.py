@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Array, Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import Axes, broadcast_dims, in_c_order, named
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape, broadcast_shapes
 from foreplan.graph.value import Kind
@@ -44,6 +45,15 @@ class PackBits(Op):
         if Map((self.condition,)).infer(inputs)[0].dtype != BOOL or x.size % 8:
             raise ShapeError(f"needs a condition and a multiple of 8 elements, and got {self.condition!r} of {x}")
         return (TensorType(BYTE, (x.size // 8,)),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """Bytes, where ranges of elements fill them."""
+        x = inputs[0]
+        if not x.size:
+            return None
+        found = in_c_order(x.shape, (x.size // 8, 8))
+        bits, bit = found.outputs[0]
+        return replace(found, outputs=((bits,),), whole=found.whole | named([bit]))
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """The condition at each element; packing bits is no arithmetic."""
@@ -100,6 +110,16 @@ class MaskedMap(Op):
         if bits != TensorType(BYTE, (math.prod(shape) // 8,)) or math.prod(shape) % 8:
             raise ShapeError(f"the mask of {list(shape)} must be uint8 with a bit for each element, and is {bits}")
         return self.map.infer(self._types(inputs, shape))
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """Ranges of elements that fill bytes of the mask."""
+        y = outputs[0]
+        if not y.size:
+            return None
+        found = in_c_order(y.shape, (y.size // 8, 8))
+        (dims,), ((bits, bit),) = found.inputs, found.outputs
+        given = [(bits,), *(broadcast_dims(dims, x.shape) for x in inputs[1:])]
+        return Axes(given, [dims] * len(outputs), found.extents, found.whole | named([bit]))
 
     def _types(self, inputs: Types, shape: Shape) -> list[TensorType]:
         return [TensorType(BOOL, shape), *inputs[1:]]

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors, named
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.ops.expr import Arg, Expr, call, where
 from foreplan.ops.map import convert
@@ -67,6 +68,13 @@ class GridSample(Op):
         if not all(x.shape[2:]):
             raise ShapeError(f"there is nothing to read in {x}")
         return (x.with_shape((*x.shape[:2], *grid.shape[1:-1])),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of each image, at any positions."""
+        f, (x, grid) = Factors(), inputs
+        items = f.row("n", x.shape[:2])
+        images, positions = f.row("s", x.shape[2:]), f.row("o", grid.shape[1:-1])
+        return f.axes([(*items, *images), (items[0], *positions, ONE)], [(*items, *positions)], named(images))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Of the parts, made again."""

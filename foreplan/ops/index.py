@@ -7,14 +7,14 @@ a step begins (`valid_range`). Inside a step, an index counts modulo the axis, s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.axes import Axes, Factors
+from foreplan.graph.axes import Axes, Factors, Part, broadcast_dims, named
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import FLOAT32, INT64, Shape
 from foreplan.graph.value import Kind
@@ -223,6 +223,17 @@ class ScatterAdd(AddAt):
         if len(base) > 1 or any(type != out for type in base):
             raise ShapeError(f"the tensor that updates are added to must be {out}, and is {base[0]}")
         return (out,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """A sum over the indices."""
+        f, at = Factors(), self.axis
+        y, places = f.row("a", outputs[0].shape), f.row("i", inputs[0].shape)
+        given = [places, (*y[:at], *places, *y[at + 1 :]), *(broadcast_dims(y, x.shape) for x in inputs[2:])]
+        return f.axes(given, [y], [f"a{at}"], dict.fromkeys(named(places), "sum"))
+
+    def part(self, part: Part) -> Op:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent's rows, gathered; itself for the third input."""

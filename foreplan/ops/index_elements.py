@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, register
-from foreplan.graph.axes import Axes, Factors
+from foreplan.graph.axes import Axes, Factors, Part
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
@@ -126,6 +126,16 @@ class ScatterElementsAdd(AddAt):
         if updates.shape != indices.shape:
             raise ShapeError(f"updates {updates} and indices {indices} must have the same shape")
         return (out,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Lines along the axis, a sum over what adds to each."""
+        f, at = Factors(), self.axis
+        x, table = f.row("a", inputs[0].shape), f.dim(("table", self.shape[at]))
+        return f.axes([x, x], [(*x[:at], table, *x[at + 1 :])], ["table"], {f"a{at}": "sum"})
+
+    def part(self, part: Part) -> ScatterElementsAdd:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent's elements, gathered."""

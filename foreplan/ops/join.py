@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Node, Op, TensorType, Value, register
-from foreplan.graph.axes import ONE, Axes, Factors
+from foreplan.graph.axes import ONE, Axes, Factors, Part
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
@@ -234,6 +234,21 @@ class Unslice(CopyOp):
         whole = x.with_shape(self.shape)
         Slice(self.starts, x.shape, self.steps).infer([whole])
         return (whole,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All along the axes that get something."""
+        f = Factors()
+        y = f.row("a", self.shape)
+        filled = [
+            i
+            for i, extent in enumerate(inputs[0].shape)
+            if (extent, self.starts[i], self.steps[i]) != (self.shape[i], 0, 1)
+        ]
+        return f.axes([tuple(ONE if i in filled else dim for i, dim in enumerate(y))], [y], [f"a{i}" for i in filled])
+
+    def part(self, part: Part) -> Op:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The slice."""

@@ -211,6 +211,13 @@ class CrossEntropyGrad(_ItemOp):
             raise ShapeError(f"lse and cotangent must be {item}, and are {inputs[2]} and {inputs[3]}")
         return (inputs[0],)
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Items, each with all of its classes."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        items = (*x[: self.axis], *x[self.axis + 1 :])
+        return f.axes([x, items, items, items], [x], [f"a{self.axis}"])
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Of the parts."""
         return by_parts(self, b, inputs, cotangents)

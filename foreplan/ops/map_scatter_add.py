@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, TensorType, register
+from foreplan.graph.axes import Axes
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.expr import Arg, derivative
 from foreplan.ops.index import ScatterAdd
@@ -41,6 +42,11 @@ class MapScatterAdd(ScatterAdd):
         if len(inputs) < 3:
             raise ShapeError(f"needs indices, updates, and one input of its map at least, and got {len(inputs)} inputs")
         return ScatterAdd.infer(self, [*inputs[:2], *self.map.infer(inputs[2:])])
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the indices."""
+        found = super().indexing(inputs, outputs)
+        return replace(found, whole=found.whole | found.sums.keys(), sums={})
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent's rows, gathered; what the map's derivative makes of it for each of the map's inputs."""

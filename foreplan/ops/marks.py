@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, View, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.shape import ViewOp
 
@@ -21,6 +22,11 @@ class Mark(ViewOp):
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """Always."""
         return View(0, strides)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Element by element."""
+        f, y = Factors(), outputs[0]
+        return f.axes([f.spread("a", x.shape, y.rank) for x in inputs], [f.row("a", y.shape)])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Copy."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType, register
+from foreplan.graph.axes import Axes, broadcast_dims
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import used_args
@@ -60,6 +61,13 @@ class MatMulMap(Op):
                 f"the map must give the shape of the product {y}, and gives {', '.join(map(str, outputs))}"
             )
         return outputs
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """As the product's, but all of what it sums."""
+        found = self.matmul.indexing(inputs[:2], outputs[:1])
+        (y,) = found.outputs
+        given = [*found.inputs, *(broadcast_dims(y, x.shape) for x in inputs[2:])]
+        return Axes(given, [y] * len(outputs), found.extents, frozenset({"k"}))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """As the map: the product is complete before the map begins."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, register
+from foreplan.graph.axes import Axes, Factors
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.expr import used_args
 from foreplan.ops.map import Map
@@ -73,6 +74,14 @@ class MultiMap(Op):
                 )
             found += self.map.infer(types)
         return tuple(found)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """Element by element, where all tensors have one shape."""
+        if any(y.shape != outputs[0].shape for y in outputs):
+            return None
+        f = Factors()
+        y = f.row("a", outputs[0].shape)
+        return f.axes([y if x.rank else () for x in inputs], [y] * len(outputs))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """As each map."""

@@ -60,13 +60,14 @@ class _Pool(Op):
         positions = count_positions(extent, self.kernel, self.strides, self.pads, self.dilations)
         return Windows(extent, self.kernel, self.strides, self.pads, self.dilations, positions)
 
-    def by_positions(self, inputs: Types, outputs: Types, may_cut: bool) -> Axes:
-        """Windows that are whole, at positions of which there may be a part, or not."""
-        f, x = Factors(), inputs[0].shape
-        windows, positions = window_dims(f, self.windows(x[2:]))
-        items = f.row("a", x[:2])
-        whole = named(windows) - (named(positions) if may_cut else set())
-        return f.axes([(*items, *windows)], [(*items, *positions)] * len(outputs), whole)
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Items and channels; all of their images."""
+        f = Factors()
+        given, made = (
+            [(*f.row("a", t.shape[:2]), *f.row(name, t.shape[2:])) for t in types]
+            for name, types in (("s", inputs), ("o", outputs))
+        )
+        return f.axes(given, made, {name for name in f.extents if name[0] != "a"})
 
     def pooled(self, x: TensorType) -> TensorType:
         """The type of images [N, C, *S] pooled to [N, C, *O]."""
@@ -103,8 +104,12 @@ class MaxPool(_Pool):
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
 
     def indexing(self, inputs: Types, outputs: Types) -> Axes:
-        """Any positions."""
-        return self.by_positions(inputs, outputs, may_cut=True)
+        """Windows are whole."""
+        f, x = Factors(), inputs[0].shape
+        windows, positions = window_dims(f, self.windows(x[2:]))
+        items = f.row("a", x[:2])
+        y = (*items, *positions)
+        return f.axes([(*items, *windows)], [y] * len(outputs), named(windows) - named(positions))
 
     def part(self, part: Part) -> Op | None:
         """With the padding that is left."""
@@ -183,6 +188,10 @@ class MaxPoolGrad(_Pool):
                 f"{dx} pools to {self.pooled(dx)}: gradient and index must have that shape, and are {g} and {index}"
             )
         return (dx,)
+
+    def part(self, part: Part) -> Op:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in g: each window's element of the cotangent, read at the saved tap."""
@@ -266,10 +275,6 @@ class AvgPool(_MeanPool):
             raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}; convert it first")
         return (self.pooled(inputs[0]),)
 
-    def indexing(self, inputs: Types, outputs: Types) -> Axes:
-        """All positions: what a window at the border is divided by would change."""
-        return self.by_positions(inputs, outputs, may_cut=False)
-
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each window's share goes to each of its taps."""
         (x,), g = inputs, only(cotangents)
@@ -319,6 +324,10 @@ class AvgPoolGrad(_MeanPool):
         if self.pooled(dx) != g or not g.dtype.is_float:
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}: the gradient must be that, and is {g}")
         return (dx,)
+
+    def part(self, part: Part) -> Op:
+        """Of the part's shape."""
+        return replace(self, shape=part.outputs[0])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and the pooling itself is its adjoint."""

@@ -263,6 +263,12 @@ class Dropout(ViewOp):
             raise ShapeError(f"needs floating-point numbers, and got {inputs[0]}")
         return (inputs[0],)
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Element by element: in training it is another op."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        return f.axes([x], [x])
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent itself: the training form is another op."""
         return [cotangents[0]]

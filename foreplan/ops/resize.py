@@ -160,6 +160,17 @@ class ResizeGrad(_Interpolation):
             raise ShapeError(f"the gradient must be floating-point {list(self.shape)}, and is {g}")
         return (dx,)
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All along the axes that change."""
+        f, changed = Factors(), [*self.axes(self.extents)]
+        y = f.row("a", self.extents)
+        given = tuple(ONE if i in changed else dim for i, dim in enumerate(y))
+        return f.axes([given], [y], whole=[f"a{i}" for i in changed])
+
+    def part(self, part: Part) -> Op:
+        """To the part's shape."""
+        return replace(self, shape=part.inputs[0], extents=part.outputs[0])
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and resizing is its adjoint."""
         (g,), t = inputs, only(cotangents)

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.axes import ONE, Axes, Factors, named
 from foreplan.graph.op import Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, cast, maximum, where
@@ -65,6 +66,13 @@ class RoiAlign(Op):
         if not x.size:
             raise ShapeError(f"there is nothing to read in {x}")
         return (x.with_shape((*images.shape, x.shape[1], *self.shape)),)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Channels and regions."""
+        f, (x, regions, _) = Factors(), inputs
+        n, c, *images = f.row("x", x.shape)
+        region, bins = f.dim(("r", regions.shape[0])), f.row("o", outputs[0].shape[2:])
+        return f.axes([(n, c, *images), (region, ONE), (region,)], [(region, c, *bins)], named([n, *images, *bins]))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Of the parts, made again."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, register
+from foreplan.graph.axes import Axes
 from foreplan.graph.op import Cotangents, Types, Values, only
 from foreplan.ops.expr import call, where
 from foreplan.ops.index import Gather, ScatterAdd
@@ -45,6 +46,11 @@ class ScatterReduce(ScatterAdd):
         if inputs[1].dtype.category == "bool":
             raise ShapeError(f"scatters numbers, and got {inputs[1]}; convert booleans to integers first")
         return ScatterAdd.infer(self, inputs)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """All of the indices."""
+        found = super().indexing(inputs, outputs)
+        return replace(found, whole=found.whole | found.sums.keys(), sums={})
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """As `torch.scatter_reduce` with the base included: an extreme's cotangent is shared by all that equal it; a

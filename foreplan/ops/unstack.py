@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, DType, Fill, Kind, TensorType, Value, register
+from foreplan.graph.axes import Axes, Factors, named
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.join import CopyOp, concat
@@ -32,6 +33,14 @@ class Unstack(CopyOp):
         if x.shape[0] > MOST_STEPS:
             raise ShapeError(f"{x} has {x.shape[0]} steps, one output each; foreplan takes {MOST_STEPS} at most")
         return (x.with_shape(x.shape[1:]),) * x.shape[0]
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes | None:
+        """All of the first axis."""
+        if not outputs:
+            return None
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        return f.axes([x], [x[1:]] * len(outputs), named(x[:1]))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Cotangents side by side, zeros where there is none."""

@@ -23,6 +23,7 @@ from foreplan.passes.narrowing import Narrowed, box_of, narrowed, summed, summed
 from foreplan.passes.rewrite import rewrite
 
 LOSS = "loss"  # as the end of a range: the last operation
+SUMS = ("matmul", "conv", "conv_data_grad")  # the ops whose ranges of a summed factor are taken
 
 
 @dataclass(frozen=True)
@@ -287,9 +288,9 @@ def _target_ways(node: Node, axis: int, count: int, sums: bool) -> list[Narrowed
 
 
 def summed_axis(node: Node) -> int | None:
-    """The axis of the first input that an op sums over, if it can add its result to another one; or None."""
+    """The axis of the first input that a product sums over, whose parts can be added to one another; or None."""
     op = node.op
-    if not op.accumulates or getattr(op, "wide", False):
+    if op.name not in SUMS or getattr(op, "wide", False):
         return None
     return next(iter(summed_axes(node)), None)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import DType, Op, TensorType
+from foreplan.graph.axes import Dim, Dims, Factors
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import Piece
 from foreplan.ops.matmul import MatMul
@@ -145,6 +146,22 @@ class AttentionOp(Op):
     def sizes(self, inputs: Types) -> Extents:
         """Sizes from the types of the inputs, which begin with q, k, v."""
         return self.check(inputs[0], inputs[1], inputs[2], None)
+
+    def walked(self, f: Factors, inputs: Types) -> tuple[tuple[Dims, Dims, Dims, Dims], Dims]:
+        """The axes of q, k, v and o; and of scores [batch, heads, queries, keys]."""
+        e = self.sizes(inputs)
+        n, g, d, v = f.dim(("n", e.batch)), f.dim(("g", e.kv_heads)), f.dim(("d", e.depth)), f.dim(("v", e.value_depth))
+        t, s, h = f.dim(("t", e.queries)), f.dim(("s", e.keys)), f.dim(("g", e.kv_heads), ("h", e.group))
+
+        def lies(heads: Dim, positions: Dim, depth: Dim) -> Dims:
+            return (n, positions, heads, depth) if self.heads_last else (n, heads, positions, depth)
+
+        return (lies(h, t, d), lies(g, s, d), lies(g, s, v), lies(h, t, v)), (n, h, t, s)
+
+    @property
+    def read_whole(self) -> set[str]:
+        """The factors of which each result needs all: keys, depths, and queries that read keys by their number."""
+        return {"s", "d", "v"} | ({"t"} if self.causal else set())
 
     def heads_first(self, array: np.ndarray) -> np.ndarray:
         """A view as [batch, heads, positions, depth]."""

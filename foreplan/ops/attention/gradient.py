@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype, register
+from foreplan.graph.axes import Axes, Factors, broadcast_dims
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.attention.whole import heads_apart, heads_together, whole_scores
@@ -48,6 +49,15 @@ class AttentionGrad(AttentionOp):
         if self.mask_gradient and not mask:
             raise ShapeError("mask_gradient=True needs a mask as the last input, and there is none")
         return (q, k, v, *([TensorType(q.dtype.wide, mask[0].shape)] if self.mask_gradient else []))
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """As attention's; gradients of what heads share are sums over them."""
+        f = Factors()
+        (q, k, v, o), scores = self.walked(f, inputs)
+        masks = [broadcast_dims(scores, x.shape) for x in inputs[6:]]
+        given = [q, k, v, o, scores[:3], o, *masks]
+        sums = dict.fromkeys({"n", "g", "h", "t"} - self.read_whole, "sum")
+        return f.axes(given, [q, k, v, *masks[: len(outputs) - 3]], self.read_whole, sums)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """A block of dq is written after its inputs are read; dk and dv after all queries of their heads are read."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from foreplan.base.errors import UnsupportedError
 from foreplan.graph import Builder, TensorType, Value, as_dtype, register
-from foreplan.graph.axes import Axes, Dim, Dims, Factors, broadcast_dims
+from foreplan.graph.axes import Axes, Factors, broadcast_dims
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.attention.gradient import AttentionGrad
@@ -50,16 +50,10 @@ class Attention(AttentionOp):
 
     def indexing(self, inputs: Types, outputs: Types) -> Axes:
         """Items; heads with the keys that they share; and queries, if each of them reads all keys."""
-        f, e = Factors(), self.sizes(inputs)
-        n, g, d, v = f.dim(("n", e.batch)), f.dim(("g", e.kv_heads)), f.dim(("d", e.depth)), f.dim(("v", e.value_depth))
-        t, s, h = f.dim(("t", e.queries)), f.dim(("s", e.keys)), f.dim(("g", e.kv_heads), ("h", e.group))
-
-        def lies(heads: Dim, positions: Dim, depth: Dim) -> Dims:
-            return (n, positions, heads, depth) if self.heads_last else (n, heads, positions, depth)
-
-        scores = (n, h, t, s)
-        given = [lies(h, t, d), lies(g, s, d), lies(g, s, v), *(broadcast_dims(scores, x.shape) for x in inputs[3:])]
-        return f.axes(given, [lies(h, t, v), scores[:3]], whole=["s", "d", "v", *["t"] * self.causal])
+        f = Factors()
+        (q, k, v, o), scores = self.walked(f, inputs)
+        masks = (broadcast_dims(scores, x.shape) for x in inputs[3:])
+        return f.axes([q, k, v, *masks], [o, scores[:3]], self.read_whole)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """One op for all gradients, which share the probabilities."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Window, register
+from foreplan.graph.axes import ONE, Axes, Factors
 from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.join import concat, split
@@ -46,6 +47,14 @@ class PackedAttentionGrad(Op):
         """The type of x."""
         self.unpacked.infer(self.unpacked_types(inputs))
         return (inputs[0],)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Items."""
+        f = Factors()
+        n = f.dim(("n", inputs[0].shape[0]))
+        return f.axes(
+            [(n, *[ONE] * (x.rank - 1)) for x in inputs], [(n, *f.row("a", outputs[0].shape[1:]))], {"a0", "a1"}
+        )
 
     def unpacked_types(self, inputs: Types) -> list[TensorType]:
         """The types of the inputs of `unpacked`: three in place of the first."""

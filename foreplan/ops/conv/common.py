@@ -8,10 +8,10 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Op, TensorType
-from foreplan.graph.axes import Dim, Dims, Factors, Part
+from foreplan.graph.axes import Dims, Factors, Part
 from foreplan.graph.types import Shape
 from foreplan.ops.conv.depthwise import is_depthwise
-from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense
+from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense, window_dims
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,15 @@ class ConvOp(Op):
         is_image = input.rank == len(self.strides) + 2
         return is_image and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
 
-    def shared(self, f: Factors, items: int, w: Shape) -> tuple[Dim, Dims]:
-        """The axes of items, and of weights [K, C/groups, *R]."""
-        made = f.dim(("g", self.groups), ("k", w[0] // self.groups))
-        return f.dim(("n", items)), (made, f.dim(("c", w[1])), *f.row("r", w[2:]))
+    def walked(self, f: Factors, x: Shape, w: Shape) -> tuple[Dims, Dims, Dims]:
+        """The axes of images [N, C, *S], of weights [K, C/groups, *R] and of results [N, K, *O]."""
+        windows, positions = window_dims(f, self.windows(x[2:], w[2:]))
+        n, channels, weights = f.dim(("n", x[0])), f.dim(("g", self.groups), ("c", w[1])), self.weights(f, w)
+        return (n, channels, *windows), weights, (n, weights[0], *positions)
+
+    def weights(self, f: Factors, w: Shape) -> Dims:
+        """The axes of weights [K, C/groups, *R]."""
+        return f.dim(("g", self.groups), ("k", w[0] // self.groups)), f.dim(("c", w[1])), *f.row("r", w[2:])
 
     def groups_left(self, part: Part) -> int:
         """The groups that a part has."""

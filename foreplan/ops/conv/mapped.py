@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import TensorType, as_dtype, register
+from foreplan.graph.axes import Axes, Factors, Part, broadcast_dims, named
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.conv.ops import Conv, ConvOp, added_part
 from foreplan.ops.expr import FUNCTIONS, Arg, Call, Expr, parse_expr, used_args
 from foreplan.ops.map import Map
+from foreplan.ops.window import pads_left
 
 ADD, SUB, MUL, RELU = "add", "sub", "mul", "relu"
 
@@ -98,6 +100,20 @@ class ConvMap(ConvOp):
                 f"{self.expr} of {y} and {', '.join(map(str, further))} must have the type of the convolution's result"
             )
         return (y,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """As a convolution's, but all of what it sums."""
+        f, (x, w, *added) = Factors(), inputs
+        images, weights, y = self.walked(f, x.shape, w.shape)
+        bias = [y[1:2]] * self.biased
+        more = [*bias, *(broadcast_dims(y, t.shape) for t in added[len(bias) :])]
+        return f.axes([images, weights, *more], [y], (named(images[2:]) - named(y[2:])) | {"c"})
+
+    def part(self, part: Part) -> ConvMap | None:
+        """As a convolution's."""
+        if 0 in part.inputs[0]:
+            return None
+        return replace(self, pads=pads_left(self.pads, part), groups=self.groups_left(part))
 
     def _fits(self, further: TensorType, y: TensorType) -> bool:
         """Whether an input is as the result, or one number a channel."""

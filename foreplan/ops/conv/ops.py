@@ -57,7 +57,6 @@ from foreplan.ops.window import (
     pads_left,
     per_axis,
     symmetric,
-    window_dims,
 )
 
 
@@ -89,12 +88,9 @@ class Conv(ConvOp):
     def indexing(self, inputs: Types, outputs: Types) -> Axes:
         """A sum over a group's channels, of windows that are whole."""
         f, (x, w, *added) = Factors(), inputs
-        windows, positions = window_dims(f, self.windows(x.shape[2:], w.shape[2:]))
-        n, weights = self.shared(f, x.shape[0], w.shape)
-        y = (n, weights[0], *positions)
-        images = (n, f.dim(("g", self.groups), ("c", w.shape[1])), *windows)
+        images, weights, y = self.walked(f, x.shape, w.shape)
         more = [y if value.rank == len(y) else y[1:2] for value in added]
-        return f.axes([images, weights, *more], [y], named(windows) - named(positions), {"c": "sum"})
+        return f.axes([images, weights, *more], [y], named(images[2:]) - named(y[2:]), {"c": "sum"})
 
     def part(self, part: Part) -> Op | None:
         """Of some groups, with the padding that is left."""
@@ -218,7 +214,7 @@ class ConvDataGrad(ConvOp):
     def indexing(self, inputs: Types, outputs: Types) -> Axes:
         """A sum over a group's channels of results; images are whole."""
         f, (g, w, *base), dx = Factors(), inputs, outputs[0].shape
-        n, weights = self.shared(f, g.shape[0], w.shape)
+        n, weights = f.dim(("n", dx[0])), self.weights(f, w.shape)
         images, positions = f.row("s", dx[2:]), f.row("o", g.shape[2:])
         made = (n, f.dim(("g", self.groups), ("c", w.shape[1])), *images)
         whole = named((*images, *positions, *weights[2:]))
@@ -315,6 +311,20 @@ class ConvWeightGrad(ConvOp):
         if len(base) > 1 or any(type != dw for type in base):
             raise ShapeError(f"the tensor that dw is added to must be {dw}, and is {base[0]}")
         return (dw,)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """A sum over items and positions."""
+        f, base = Factors(), inputs[2:]
+        x, w, g = self.walked(f, inputs[0].shape, outputs[0].shape)
+        inner = named(x[2:]) - named(g[2:]) - named(w[2:])
+        return f.axes([x, g, *[w] * len(base)], [w], inner, dict.fromkeys({"n", *named(g[2:])}, "sum"))
+
+    def part(self, part: Part) -> Op | None:
+        """Of some groups and taps, with the padding that is left."""
+        if 0 in part.inputs[0]:
+            return None
+        pads, groups = pads_left(self.pads, part), self.groups_left(part)
+        return replace(self, pads=pads, groups=groups, kernel=part.outputs[0][2:])
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in x and in g, with the cotangent as weights; a summand gets the cotangent itself."""

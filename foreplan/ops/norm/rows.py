@@ -196,6 +196,15 @@ class _RowNormGrad(Op):
         _check(self.axis, x, rest[: self.scaled], 1)
         return (x, *rest[: self.scaled] * (1 + self.centred))
 
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Rows, each of them whole; gradients of vectors are sums over rows."""
+        f = Factors()
+        x = f.row("a", inputs[0].shape)
+        width, row = x[self.axis :], x[: self.axis]
+        given = [x, *[width] * self.scaled, *[row] * (1 + self.centred), *[x] * (len(inputs) - self.g)]
+        sums = dict.fromkeys(named(row), "sum")
+        return f.axes(given, [x, *[width] * (len(outputs) - 1)], named(width), sums)
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Of the parts."""
         return by_parts(self, b, inputs, cotangents)

@@ -6,13 +6,14 @@ Each rank exchanges two vectors of channels a layer and direction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.base.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, register
+from foreplan.graph.axes import Axes
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.collective import AllGather, AllReduce
 from foreplan.ops.expr import Arg, cast, rsqrt
@@ -121,6 +122,11 @@ class ChannelSums(ChannelTotals):
         if g != x:
             raise ShapeError(f"the gradient must have the type of x, {x}, and is {g}")
         return (vector, vector)
+
+    def indexing(self, inputs: Types, outputs: Types) -> Axes:
+        """Sums over all but the channels."""
+        found = self.by_channels(inputs, outputs, is_whole=True)
+        return replace(found, whole=frozenset(), sums=dict.fromkeys(found.whole, "sum"))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """A few channels at a time."""

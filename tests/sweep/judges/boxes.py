@@ -46,6 +46,8 @@ def judge(case: Case) -> int:
     b = GraphBuilder()
     b.node(case.op, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
     (node,) = b.nodes
+    if not node.outputs:
+        return 0
     _check(node)
     wanted = expectation(case.op, entry.oracle, entry.rule, arrays, "numpy")
     shape = node.outputs[0].shape

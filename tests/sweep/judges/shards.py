@@ -28,6 +28,8 @@ def judge(case: Case) -> int:
     b = GraphBuilder()
     b.node(case.op, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
     (node,) = b.nodes
+    if not node.outputs:
+        return 0
     wanted = expectation(case.op, entry.oracle, entry.rule, arrays, "numpy")
     asked = 0
     for made, values in ((False, node.inputs), (True, node.outputs)):
@@ -64,4 +66,4 @@ def _joined(shards: Shards, arrays: Sequence[np.ndarray], ranks: int) -> list[np
     with np.errstate(all="ignore"):
         if shards.close is means:
             made = [[y * (1 / ranks) for y in ys] for ys in made]
-        return [np.add.reduce(ys) for ys in made]
+        return [np.add.reduce(ys, dtype=ys[0].dtype) for ys in made]
