@@ -24,8 +24,6 @@ from foreplan.ops.expr import Expr, used_args
 from foreplan.ops.expr.nodes import Call, is_literal
 from foreplan.ops.loop import Loop
 from foreplan.ops.map import Map
-from foreplan.ops.marks import Mark
-from foreplan.ops.random import Dropout
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Reshape, Slice
 from foreplan.passes.narrowing import box_of, narrowed, whole
@@ -220,8 +218,6 @@ class _Places:
     def _of_node(self, node: Node, found: Mapping[Value, Samples], dependent: Collection[Value]) -> tuple[_Lies, _Lies]:
         """Where the samples lie in what a node reads, and in what it makes."""
         first = node.outputs[0]
-        if isinstance(node.op, Mark | Dropout):
-            return [found[first] if value.shape == first.shape else None for value in node.inputs], [found[first]]
         if isinstance(node.op, Loop):
             reads, writes, _ = self.of_loop(node, node.op, found, dependent)
             return reads, writes
