@@ -23,7 +23,7 @@ class PushSlices(Pass, requires=("plain ops",), ensures=("plain ops", "live"), o
     attention; and language models that are asked for the last position's logits.
 
     Ensures: the same results, up to the blocks in which products are computed. Only where all readers read the same
-    slice, of at most half of the elements, and through ops that have a rule in `narrowing`.
+    slice, of at most half of the elements, and through ops that can compute it alone (`narrowing`).
     """
 
     def _run(self, graph: Graph) -> Graph:

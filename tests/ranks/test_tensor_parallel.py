@@ -59,6 +59,25 @@ def test_groups_train_as_one_process(name: str, groups: tuple[int, int], shard: 
         assert each.log == found[0].log, "ranks make the same exchanges in the same order"
 
 
+def swin(batch: int) -> Graph:
+    """Its queries, keys and values lie in one product, and heads of them pass through rolls and windows."""
+    return fp.models.build(f"swin_t:width=16,heads=2,size=16,window=2,patch=1,classes=20,batch={batch}")
+
+
+def test_heads_of_windows_are_cut() -> None:
+    step = fp.compile(swin(4), target="numpy", ranks=2, tensor=2)
+    (note,) = [note for note in step.program.notes if note.startswith("tensor=2")]
+    assert note.startswith("tensor=2: 49 of 52 products are computed in parts")
+
+
+@pytest.mark.thorough
+def test_heads_of_windows_train_as_one_process() -> None:
+    (alone,) = trained(swin, optim.Momentum(0.2), 1, 4, steps=1)
+    found = trained(swin, optim.Momentum(0.2), 2, 4, steps=1, tensor=2)
+    assert_close(found[0], alone)
+    assert_same(found[1], found[0])
+
+
 OPTIMIZERS: dict[str, Any] = {
     "clipped": optim.AdamW(0.01, epsilon=EPSILON, clip_norm=0.1, weight_decay=0.1, decay="matrices"),
     "averages": optim.Adam(optim.cosine(0.01, steps=10), epsilon=EPSILON, ema=0.9),
