@@ -25,7 +25,7 @@ from foreplan.passes.loops import trim_loops, write_out_loops
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.master_weights import master_weights
 from foreplan.passes.micro_batches import Accumulation, MeanLoss
-from foreplan.passes.pipeline import PLAIN, SIMPLIFY, Entries, Entry, Stage
+from foreplan.passes.pipeline import PLAIN, SIMPLIFY, Entries, Entry, Stage, changed
 from foreplan.passes.precision import PRECISIONS, WithPrecision
 from foreplan.passes.quantised_weights import quantised_weights
 from foreplan.passes.ranks import (
@@ -101,7 +101,7 @@ def passes_of_inference(options: Options) -> Entries:
     Raises:
         UsageError: options mean nothing for inference.
     """
-    return _changed(options, _of_inference(options))
+    return changed(tuple(_of_inference(options)), options.passes)
 
 
 def passes_of_training(
@@ -117,12 +117,7 @@ def passes_of_training(
         uses: what becomes of gradients; None: the step returns them.
         accumulation: of micro-batches, for one of which the graph runs.
     """
-    return _changed(options, _of_training(options, form or Form(), uses, accumulation))
-
-
-def _changed(options: Options, entries: Iterator[Entry]) -> Entries:
-    found = tuple(entries)
-    return found if options.passes is None else tuple(options.passes(found))
+    return changed(tuple(_of_training(options, form or Form(), uses, accumulation)), options.passes)
 
 
 def _listed(stage: Stage, *steps: Pass) -> Iterator[Entry]:

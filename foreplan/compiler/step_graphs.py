@@ -17,7 +17,7 @@ from foreplan.lower import Program, chosen_target, lower
 from foreplan.lower.exchanges import goes_on_beside
 from foreplan.options import USUAL, Options
 from foreplan.options.ranks import check_trained, ranks_of
-from foreplan.passes.pipeline import Ran, Stage, of_stages, run_passes, target_passes
+from foreplan.passes.pipeline import Ran, Stage, changed, of_stages, run_passes, target_passes
 from foreplan.passes.properties import is_step
 from foreplan.passes.ranks import GradientUses, by_pass, uses_of_gradients
 from foreplan.passes.stages import Layout, laid_out
@@ -41,8 +41,7 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     machine = chosen_target(options.target, accuracy=options.accuracy)
     with without_collection():
         step, last = graphs_of_step(graph, options, watch)
-        entries = target_passes(machine, goes_on_beside(options.links, machine.profile))
-        entries = entries if options.passes is None else options.passes(entries)
+        entries = changed(target_passes(machine, goes_on_beside(options.links, machine.profile)), options.passes)
         step = run_passes(step, entries, machine=machine, watch=watch)
         return step, last and run_passes(last, entries, machine=machine, watch=watch)
 

@@ -27,7 +27,7 @@ from foreplan.lower.valid import with_valid
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.map import COPY
 from foreplan.ops.point_to_point import BeginMessage
-from foreplan.passes.pipeline import Change, check_change, run_passes, target_passes
+from foreplan.passes.pipeline import Change, changed, check_change, run_passes, target_passes
 from foreplan.planner import problem as p
 
 WORKSPACE = "auto"  # see `lower`
@@ -81,8 +81,7 @@ def lower(
     chosen = chosen_target(target, tune=tune, accuracy=accuracy)
     beside = goes_on_beside(links, chosen.profile)
     check_change("passes", passes)
-    entries = target_passes(chosen, beside)
-    formed = run_passes(graph, entries if passes is None else passes(entries), machine=chosen)
+    formed = run_passes(graph, changed(target_passes(chosen, beside), passes), machine=chosen)
     formed = gathered_in_place(formed, beside)
     program = _Lowering(formed, chosen, workspace, {}, links).run()
     if prepack:

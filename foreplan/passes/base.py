@@ -37,28 +37,21 @@ class Pass:
     A pass that has nothing to do gives back the very graph that it was given.
 
     Attributes:
+        name: for people and for `--without`: that of the class, as functions are named.
         requires: properties of a graph that it takes.
         ensures: properties of the graph that it gives.
         optional: whether a step is right without it.
     """
 
+    name: ClassVar[str] = ""
     requires: ClassVar[Properties] = ()
     ensures: ClassVar[Properties] = ()
     optional: ClassVar[bool] = False
 
     def __init_subclass__(cls, requires: Properties = (), ensures: Properties = (), optional: bool = False) -> None:
         cls.requires, cls.ensures, cls.optional = requires, ensures, optional
-        KNOWN[cls.title()] = cls
-
-    @classmethod
-    def title(cls) -> str:
-        """The name of the pass, for people and for `--without`: that of the class, as functions are named."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-
-    @property
-    def name(self) -> str:
-        """As `title`."""
-        return self.title()
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        KNOWN[cls.name] = cls
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph after the pass.

@@ -150,6 +150,11 @@ def of_stages(entries: Iterable[Entry], stages: Collection[Stage]) -> Entries:
     return tuple(each for each in entries if each.stage in stages)
 
 
+def changed(entries: Entries, change: Change | None) -> Entries:
+    """A list as a change makes it; None: as it is."""
+    return entries if change is None else tuple(change(entries))
+
+
 def without(*names: str) -> Change:
     """A list without some passes, wherever they stand.
 
@@ -170,13 +175,13 @@ def before(name: str, *steps: Pass) -> Change:
     """
     check_names([name])
 
-    def changed(entries: Entries) -> Entries:
+    def with_steps(entries: Entries) -> Entries:
         at = next((i for i, each in enumerate(entries) if each.name == name), None)
         if at is None:
             return entries
         return (*entries[:at], *(Entry(entries[at].stage, each) for each in steps), *entries[at:])
 
-    return changed
+    return with_steps
 
 
 def check_change(name: str, value: Any) -> Any:

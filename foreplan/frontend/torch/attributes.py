@@ -188,7 +188,8 @@ def watched(module: torch.nn.Module, *, giving_kept: bool = False) -> Iterator[C
             was, frozen = before.get((part, name), (None, None))
             if _frozen(x) != frozen:
                 found.after[part, name] = _mapped(x, was, _Made.of)
-                _mapped(x, was, lambda tensor, was: tensor if tensor is was else made.append(tensor))
+                if giving_kept:
+                    _mapped(x, was, lambda tensor, was: tensor if tensor is was else made.append(tensor))
                 if isinstance(x, _PLAIN) and x is not None:
                     path = f"{paths[part]}.{name}" if paths[part] else name
                     found.counted[path] = f"self.{path} ({was!r:.20} → {x!r:.20})"
