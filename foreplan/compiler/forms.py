@@ -1,14 +1,15 @@
-"""Steps in parts, where a budget asks for them: with as little more time as can be."""
+"""Forms of a step with more of it in parts, where a budget asks for them: the one that takes the least time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from foreplan.base.collection import without_collection
 from foreplan.base.errors import DoesNotFitError, UsageError
 from foreplan.compiler.compiled import Compiled
-from foreplan.compiler.pipeline import Fission, Form, passes_of_training
+from foreplan.compiler.pipeline import passes_of_training
 from foreplan.compiler.planning import plan
 from foreplan.compiler.prices import DEAR, adds_little, base_nanoseconds, is_dear
 from foreplan.compiler.step_graphs import check_training, lowered, uses_of
@@ -16,36 +17,87 @@ from foreplan.graph import Graph
 from foreplan.lower import Program
 from foreplan.ops.conv.ops import Conv
 from foreplan.options import Options
+from foreplan.passes.base import Pass
 from foreplan.passes.pipeline import Stage, of_stages, run_passes, simplified
 from foreplan.passes.properties import is_step
-from foreplan.passes.split_dominant import ways_in_parts
+from foreplan.passes.tile.channels import split_channels, split_pieces
+from foreplan.passes.tile.samples import SplitBands, SplitLogits, SplitSamples
+from foreplan.passes.tile.stretches import ways_in_parts
 from foreplan.planner import Plan, totals
 from foreplan.planner.memory.order_bound import order_bound
 
 EXTRA = 0.5  # the most that parts may add to the work of inference, and bands to the time of a training step
-TRIES = 4  # ways that are planned
+TRIES = 4  # ways of inference that are planned
+FEW = 4  # parts of the batch, where kernels over fewer samples take long
 BANDS = (2, 3, 4, 6, 8, 12)  # in how many an image is tried
 
 Planned = tuple[Graph, Program, Plan]
-# Makes a training step with some of it in parts: in how many bands, if any. None where it has made the same before.
-InParts = Callable[[Fission, int], Graph | None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A step, lowered.
+
+    Attributes:
+        nanoseconds: its predicted time without recomputation.
+    """
+
+    graph: Graph
+    program: Program
+    nanoseconds: int
+
+    def planned(self, budget: int, options: Options) -> Planned:
+        """With the plan of the least time within a budget.
+
+        Raises:
+            DoesNotFitError: there is none.
+        """
+        return self.graph, self.program, plan(self.program, budget, options.remat)
 
 
 def planned(graph: Graph, step: Graph, program: Program, options: Options) -> Planned:
     """The plan of a step that was made of a graph; within a budget, in parts where that serves.
 
+    It stays as it is where it meets the budget, and recomputation takes next to no time.
+
     Raises:
         DoesNotFitError: no form that was found meets the budget; of the one that needs the least.
     """
+    known: list[Planned] = []
+    refused: list[DoesNotFitError] = []
+    try:
+        known.append((step, program, plan(program, options.budget, options.remat, options.checkpoint or ())))
+        budget = known[0][2].budget
+    except DoesNotFitError as error:
+        refused.append(error)
+        budget = error.capacity
+    fixed = budget is None or not options.splits or is_step(graph)
+    if known and (fixed or not is_dear(*known[0][1:])):
+        return known[0]
+    if fixed:
+        raise refused[0]
+    assert budget is not None
 
-    def whole() -> Planned:
-        return step, program, plan(program, options.budget, options.remat, options.checkpoint or ())
+    def look(form: Form) -> None:
+        try:
+            known.append(form.planned(budget, options))
+        except DoesNotFitError as error:
+            refused.append(error)
 
-    if options.budget is None or not options.splits or is_step(graph):
-        return whole()
-    if step.loss is None:
-        return _inference_in_parts(step, program, whole, options)
-    return _training_in_parts(step, program, whole, _in_form(graph, options), options)
+    beyond: list[tuple[int, Form]] = []  # forms that no schedule brings within the budget
+    for form in sorted(_Forms(graph, step, program, options).all(budget), key=lambda form: form.nanoseconds):
+        if known and form.nanoseconds >= min(map(_time, known)):
+            break  # recomputation only adds to it
+        if (least := order_bound(form.program)) > budget:
+            beyond.append((least, form))
+        else:
+            look(form)
+    if known:
+        return min(known, key=_time)
+    for least, form in sorted(beyond, key=lambda one: one[0]):
+        if least < min(error.needed for error in refused):  # it may need less than what is known
+            look(form)
+    raise min(refused, key=lambda error: error.needed)
 
 
 def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Graph, Program]]:
@@ -55,163 +107,100 @@ def other_forms(step: Compiled, allowed: int | None = None) -> Iterator[tuple[Gr
         step: with its graphs; one from a plan file, or with micro-batches, has no other forms.
         allowed: the budget in bytes, if there is one.
     """
-    parts = step.options.splits and step.update is None
-    if step.model is None or step.graph is None or not parts or is_step(step.model):
-        return iter(())
-    if step.program.loss is None:
-        return _forms_of_inference(step.graph, step.program, step.options, allowed)
-    return _forms_of_training(step.graph, step.program, _in_form(step.model, step.options), step.options)
+    model, graph = step.model, step.graph
+    if model is not None and graph is not None and step.options.splits and step.update is None and not is_step(model):
+        for form in _Forms(model, graph, step.program, step.options).all(allowed):
+            yield form.graph, form.program
 
 
-def _in_form(graph: Graph, options: Options) -> InParts:
-    """What makes a training step with some of it in parts."""
-    check_training(graph, options)
-    start = run_passes(graph, of_stages(passes_of_training(options), (Stage.FORWARD,)))
-    seen = set[str]()
+class _Forms:
+    """Makes the other forms of a step, each once."""
 
-    def form(fission: Fission, bands: int) -> Graph | None:
-        entries = passes_of_training(options, Form(fission, bands), uses_of(options))
-        with without_collection():
-            forward = run_passes(start, of_stages(entries, (Stage.MEMORY,)))
-            if (text := forward.as_text()) in seen:
-                return None
-            seen.add(text)
-            found = run_passes(forward, of_stages(entries, (Stage.TRAINING,)))
-        if options.named:
-            try:
-                lowered(found, options)
-            except UsageError:  # what is said of activations by name has no meaning there
-                return None
-        return found
+    def __init__(self, model: Graph, step: Graph, program: Program, options: Options) -> None:
+        """No form is made yet.
 
-    return form
+        Args:
+            model: what the step was made of.
+            step, program: the step as it is.
+        """
+        self.model, self.step, self.options = model, step, options
+        self.whole = totals(program, [()])[0]
+        self.seen = {_content(step)}
 
+    def all(self, allowed: int | None) -> Iterator[Form]:
+        """Those that may serve.
 
-def _inference_in_parts(graph: Graph, program: Program, whole: Callable[[], Planned], options: Options) -> Planned:
-    """A forward graph within a budget: as it is or, where it does not meet the budget, in parts.
+        Args:
+            allowed: bytes that the step may take, if that is known.
+        """
+        found = self.of_inference(allowed) if self.step.loss is None else self.of_training()
+        return filter(None, found)
 
-    Args:
-        program: of the graph as it is.
-        whole: plans it.
-
-    Raises:
-        DoesNotFitError: no way that was found meets the budget; of the one that needs the least.
-    """
-    try:
-        return whole()
-    except DoesNotFitError as error:
-        refused = error
-    for split, of_split in _forms_of_inference(graph, program, options, refused.capacity):
-        try:
-            return split, of_split, plan(of_split, refused.capacity, options.remat)
-        except DoesNotFitError as error:
-            refused = min(refused, error, key=lambda one: one.needed)
-    raise refused
-
-
-def _forms_of_inference(
-    graph: Graph, program: Program, options: Options, allowed: int | None = None
-) -> Iterator[tuple[Graph, Program]]:
-    """A forward graph with a stretch of it in parts, in some ways.
-
-    Args:
-        program: of the graph as it is.
-        allowed: bytes. The fastest of the ways that seem to need no more come first; None: some of all ways, from the
-            fastest to that of the least bytes.
-    """
-    ways = ways_in_parts(graph, EXTRA)[::-1]
-    if allowed is None:
-        last = len(ways) - 1
-        ways = [ways[i] for i in sorted({last * k // (TRIES - 1) for k in range(TRIES)})] if ways else []
-    else:
-        stored = sum(value.type.nbytes for value in graph.stored)
-        fitting = [way for way in ways if stored + way.peak <= allowed]
-        ways = fitting[:TRIES] or ways[-1:]
-    for way in ways:
-        split = simplified(way.graph)
-        yield split, _beside(lowered(split, options), program)
-
-
-def _training_in_parts(
-    step: Graph, program: Program, whole: Callable[[], Planned], form: InParts, options: Options
-) -> Planned:
-    """A training step within a budget: as it is or, where recomputation takes time and parts take less, in parts.
-
-    Args:
-        program: of the step as it is.
-        whole: plans it.
-        form: makes the step in parts.
-
-    Raises:
-        DoesNotFitError: no way is within the budget; of the one that needs the least.
-    """
-    known: list[Planned] = []
-    refused: list[DoesNotFitError] = []
-    try:
-        known.append(whole())
-        budget = known[0][2].budget
-        if budget is None or not is_dear(*known[0][1:]):
-            return known[0]
-        allowed = budget
-    except DoesNotFitError as error:
-        refused.append(error)
-        allowed = error.capacity
-
-    def look(graph: Graph, its: Program) -> None:
-        try:
-            known.append((graph, its, plan(its, allowed, options.remat)))
-        except DoesNotFitError as error:
-            refused.append(error)
-
-    beyond: list[tuple[int, Graph, Program]] = []  # forms that no schedule brings within the budget
-    forms = [(base_nanoseconds(its), graph, its) for graph, its in _forms_of_training(step, program, form, options)]
-    for base, graph, its in sorted(forms, key=lambda one: one[0]):
-        if known and base >= min(map(_time, known)):
-            break  # recomputation only adds to it
-        if (least := order_bound(its)) > allowed:
-            beyond.append((least, graph, its))
+    def of_inference(self, allowed: int | None) -> Iterator[Form | None]:
+        """A stretch in parts: the fastest of the ways that seem to need no more than is allowed, or the one of the
+        least bytes; without a limit some of all ways, from the fastest to that of the least bytes.
+        """
+        ways = ways_in_parts(self.step, EXTRA)[::-1]
+        if allowed is None:
+            last = len(ways) - 1
+            ways = [ways[i] for i in sorted({last * k // (TRIES - 1) for k in range(TRIES)})] if ways else []
         else:
-            look(graph, its)
-    if known:
-        return min(known, key=_time)
-    for least, graph, its in sorted(beyond, key=lambda one: one[0]):
-        if least < min(error.needed for error in refused):  # it may need less than what is known
-            look(graph, its)
-    raise min(refused, key=lambda error: error.needed)
+            stored = sum(value.type.nbytes for value in self.step.stored)
+            fitting = [way for way in ways if stored + way.peak <= allowed]
+            ways = fitting[:TRIES] or ways[-1:]
+        return (self.lowered(simplified(way.graph)) for way in ways)
 
+    def of_training(self) -> Iterator[Form | None]:
+        """Samples, rows of images, and channels in parts; only convolutions have bands, and channels in parts."""
+        base = self.whole.base_nanoseconds
+        if (samples := self.tiled(SplitSamples())) is not None:
+            if samples.nanoseconds > (1 + DEAR) * base:
+                yield self.tiled(SplitSamples(FEW))
+            rows = self.tiled(SplitSamples(), SplitLogits())
+            yield rows if rows is not None and adds_little(samples.program, rows.program) else samples
+        if any(isinstance(node.op, Conv) for node in self.step.nodes):
+            for bands in BANDS:
+                banded = self.tiled(SplitBands(bands))
+                if banded is None or banded.nanoseconds > (1 + EXTRA) * base:
+                    break
+                yield banded
+            yield from map(self.tiled, (split_channels, split_pieces))
+            yield self.tiled()
 
-def _forms_of_training(
-    step: Graph, program: Program, form: InParts, options: Options
-) -> Iterator[tuple[Graph, Program]]:
-    """The other forms of a training step, each once. Only convolutions have bands, and channels in parts.
+    def tiled(self, *tiles: Pass) -> Form | None:
+        """The training step with tiles; None: there was an equal one, or what options say of activations by name has
+        no meaning in it.
+        """
+        entries = passes_of_training(self.options, tiles, uses_of(self.options))
+        with without_collection():
+            forward = run_passes(self.start, of_stages(entries, (Stage.MEMORY,)))
+            if (content := _content(forward)) in self.seen:
+                return None
+            self.seen.add(content)
+            return self.lowered(run_passes(forward, of_stages(entries, (Stage.TRAINING,))))
 
-    Args:
-        program: of the step as it is.
-        form: makes the step in parts.
-    """
-    base = base_nanoseconds(program)
-    seen = {_content(step)}
+    @cached_property
+    def start(self) -> Graph:
+        """The forward graph before tiles."""
+        check_training(self.model, self.options)
+        return run_passes(self.model, of_stages(passes_of_training(self.options), (Stage.FORWARD,)))
 
-    def made(fission: Fission, bands: int = 0) -> tuple[Graph, Program] | None:
-        graph = form(fission, bands)
-        if graph is None or (content := _content(graph)) in seen:
+    def lowered(self, graph: Graph) -> Form | None:
+        """A step's form of a graph, as `tiled`."""
+        if (content := _content(graph)) in self.seen:
             return None
-        seen.add(content)
-        return graph, _beside(lowered(graph, options), program)
-
-    samples = made(Fission.SAMPLES)
-    if samples is not None:
-        if base_nanoseconds(samples[1]) > (1 + DEAR) * base:
-            yield from filter(None, [made(Fission.FEW)])
-        rows = made(Fission.ROWS)
-        yield rows if rows is not None and adds_little(samples[1], rows[1]) else samples
-    if any(isinstance(node.op, Conv) for node in step.nodes):
-        for bands in BANDS:
-            banded = made(Fission.BANDS, bands)
-            if banded is None or base_nanoseconds(banded[1]) > (1 + EXTRA) * base:
-                break
-            yield banded
-        yield from filter(None, map(made, (Fission.CHANNELS, Fission.PIECES, Fission.OFF)))
+        self.seen.add(content)
+        try:
+            made = lowered(graph, self.options)
+        except UsageError:
+            if self.options.named:
+                return None
+            raise
+        taken, base = base_nanoseconds(made), self.whole.base_nanoseconds
+        extra = taken / max(1, base) - 1
+        note = f"what runs in parts was chosen for the budget, and adds {extra:+.1%} to the predicted time"
+        beside = self.whole.base_flops, base  # costs are compared with those of the step as it is
+        return Form(graph, replace(made, notes=(*made.notes, note), base=beside), taken)
 
 
 def _content(graph: Graph) -> tuple[str, ...]:
@@ -222,11 +211,3 @@ def _content(graph: Graph) -> tuple[str, ...]:
 def _time(step: Planned) -> int:
     _, program, plan = step
     return program.costs(plan).nanoseconds
-
-
-def _beside(split: Program, whole: Program) -> Program:
-    """A program in parts, whose costs are compared with those of the step as it is; a note says what the parts add."""
-    base = totals(whole, [()])[0]
-    extra = base_nanoseconds(split) / max(1, base.base_nanoseconds) - 1
-    note = f"what runs in parts was chosen for the budget, and adds {extra:+.1%} to the predicted time"
-    return replace(split, notes=(*split.notes, note), base=(base.base_flops, base.base_nanoseconds))

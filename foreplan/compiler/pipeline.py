@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from foreplan.graph import Graph
@@ -38,45 +37,14 @@ from foreplan.passes.ranks import (
     SyncBatchNorm,
 )
 from foreplan.passes.select import SelectOutputs
-from foreplan.passes.split import SplitSegments
-from foreplan.passes.split_channels import split_channels, split_pieces
-from foreplan.passes.split_concats import split_concats
-from foreplan.passes.split_samples import SplitBands, SplitToLoss, is_to_loss, split_few, split_logits, split_samples
 from foreplan.passes.stages import StageStep
 from foreplan.passes.tensor import SplitProducts, gather_again
+from foreplan.passes.tile.concats import split_concats
+from foreplan.passes.tile.samples import TO_LOSS
+from foreplan.passes.tile.segments import SplitSegments, is_to_loss
 from foreplan.passes.training import TrainingForm, without_marks
 
 _F, _M, _T = Stage.FORWARD, Stage.MEMORY, Stage.TRAINING
-
-
-class Fission(StrEnum):
-    """What of a training step runs in parts without being named."""
-
-    OFF = "off"  # nothing
-    CHANNELS = "channels"  # dominant activations between convolutions (`split_channels`)
-    PIECES = "pieces"  # all large activations between convolutions (`split_pieces`)
-    FEW = "few"  # layers up to the loss, and back from it (`split_few`)
-    SAMPLES = "samples"  # the same, in as many parts as help (`split_samples`)
-    ROWS = "rows"  # these, and large logits (`split_logits`)
-    BANDS = "bands"  # rows of images up to the loss, and back from it (`split_bands`)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What of a training step runs in parts that no option names.
-
-    Attributes:
-        fission: which parts.
-        bands: in how many, if it is bands of images.
-    """
-
-    fission: Fission = Fission.OFF
-    bands: int = 0
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether each part runs forward and back before the next one."""
-        return self.fission in (Fission.FEW, Fission.SAMPLES, Fission.ROWS, Fission.BANDS)
 
 
 @dataclass(frozen=True)
@@ -106,18 +74,18 @@ def passes_of_inference(options: Options) -> Entries:
 
 def passes_of_training(
     options: Options,
-    form: Form | None = None,
+    tiles: Iterable[Pass] = (),
     uses: GradientUses | None = None,
     accumulation: Accumulation | None = None,
 ) -> Entries:
     """The list of a training step, up to the target's stage.
 
     Args:
-        form: what runs in parts; None: nothing.
+        tiles: passes that let more run in parts than is asked for.
         uses: what becomes of gradients; None: the step returns them.
         accumulation: of micro-batches, for one of which the graph runs.
     """
-    return changed(tuple(_of_training(options, form or Form(), uses, accumulation)), options.passes)
+    return changed(tuple(_of_training(options, tuple(tiles), uses, accumulation)), options.passes)
 
 
 def _listed(stage: Stage, *steps: Pass) -> Iterator[Entry]:
@@ -150,12 +118,10 @@ def _of_inference(options: Options) -> Iterator[Entry]:
 
 
 def _of_training(
-    options: Options, form: Form, uses: GradientUses | None, accumulation: Accumulation | None
+    options: Options, tiles: tuple[Pass, ...], uses: GradientUses | None, accumulation: Accumulation | None
 ) -> Iterator[Entry]:
     ranks, dtype = ranks_of(options), PRECISIONS[options.precision]
     synced = options.batch_norm == "sync" and ranks.count > 1
-    to_loss = {entry: count for entry, count in options.parts if is_to_loss(entry)}
-    segments = {entry: count for entry, count in options.parts if entry not in to_loss}
     if options.selection:
         yield Entry(_F, ChooseTrained(options.selection))
     yield Entry(_F, quantised_weights)
@@ -175,31 +141,19 @@ def _of_training(
     yield Entry(_M, fuse_attention)
     if ranks.tensor > 1:
         yield Entry(_M, SplitProducts(ranks.tensor))
-    if to_loss:
-        yield Entry(_M, SplitToLoss(to_loss))
-    if form.fission is Fission.FEW:
-        yield Entry(_M, split_few)
-    if form.fission in (Fission.SAMPLES, Fission.ROWS):
-        yield Entry(_M, split_samples)
-    if form.fission is Fission.BANDS:
-        yield Entry(_M, SplitBands(form.bands))
-    if form.fission is Fission.ROWS:
-        yield Entry(_M, split_logits)
+    yield Entry(_M, split_concats)
+    if options.parts:
+        yield Entry(_M, SplitSegments(dict(options.parts)))
+    yield from _listed(_M, *tiles)
     if not is_scaled(dtype):  # in chunks gradients would be rounded without their scale
         yield Entry(_M, chunk_losses)
-    yield Entry(_M, split_concats)
-    if segments:
-        yield Entry(_M, SplitSegments(segments))
-    if form.fission is Fission.CHANNELS:
-        yield Entry(_M, split_channels)
-    if form.fission is Fission.PIECES:
-        yield Entry(_M, split_pieces)
     if dtype != FLOAT32:
         yield Entry(_M, WithPrecision(dtype))
     if ranks.count > 1:
         yield Entry(_M, ShareOfMean(ranks.count))
 
-    yield Entry(_T, _backward(options, bool(to_loss) or form.in_turn, uses, accumulation))
+    in_turn = any(isinstance(each, TO_LOSS) for each in tiles) or any(is_to_loss(entry) for entry, _ in options.parts)
+    yield Entry(_T, _backward(options, in_turn, uses, accumulation))
     if ranks.tensor > 1:
         yield Entry(_T, gather_again)
     if ranks.count > 1:

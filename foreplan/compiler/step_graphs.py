@@ -10,7 +10,7 @@ from foreplan.base.arguments import instance
 from foreplan.base.collection import without_collection
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import Selection
-from foreplan.compiler.pipeline import Fission, Form, passes_of_inference, passes_of_training, prices_of
+from foreplan.compiler.pipeline import passes_of_inference, passes_of_training, prices_of
 from foreplan.compiler.prices import adds_little
 from foreplan.graph import Graph
 from foreplan.lower import Program, chosen_target, lower
@@ -78,21 +78,21 @@ def training_step(graph: Graph, options: Options, watch: Watch | None = None) ->
     """The step, with as much of it in parts as costs next to nothing."""
     check_training(graph, options)
     with without_collection():
-        entries = passes_of_training(options, _free_form(graph, options), uses_of(options))
+        entries = passes_of_training(options, _free_tiles(graph, options), uses_of(options))
         return run_passes(graph, entries, watch=watch)
 
 
-def _free_form(graph: Graph, options: Options) -> Form:
+def _free_tiles(graph: Graph, options: Options) -> tuple[passes.Pass, ...]:
     """What runs in parts without a budget: dominant activations, where that adds next to no time on the target."""
-    whole, split = Form(), Form(Fission.CHANNELS)
     if not options.splits:
-        return whole
+        return ()
     wide = replace(options, precision="float32")  # precision comes behind it
     forward = run_passes(graph, of_stages(passes_of_training(wide), (Stage.FORWARD, Stage.MEMORY)))
     if passes.split_channels(forward) is forward:
-        return whole
-    forms = (run_passes(graph, passes_of_training(options, form, uses_of(options))) for form in (whole, split))
-    return split if adds_little(*(lowered(form, options.unnamed) for form in forms)) else whole
+        return ()
+    ways: list[tuple[passes.Pass, ...]] = [(), (passes.split_channels,)]
+    forms = (run_passes(graph, passes_of_training(options, tiles, uses_of(options))) for tiles in ways)
+    return ways[adds_little(*(lowered(form, options.unnamed) for form in forms))]
 
 
 def uses_of(options: Options) -> GradientUses | None:
@@ -114,7 +114,7 @@ def halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[
     check_training(graph, options)
     accumulation = passes.Accumulation()
     uses = uses_of_gradients(optimizer, ranks_of(options), accumulation.consume)
-    entries = passes_of_training(options, _free_form(graph, options), uses, accumulation)
+    entries = passes_of_training(options, _free_tiles(graph, options), uses, accumulation)
     body = run_passes(graph, entries, watch=watch)
     update = accumulation.update(body, uses.of_sums)
     if uses.sharding is not None:

@@ -13,7 +13,7 @@ from foreplan.ops.loop import Loop
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.join_maps import join_maps
 from foreplan.passes.pipeline import PLAIN, SIMPLIFY
-from foreplan.passes.split_concats import split_concats
+from foreplan.passes.tile.concats import split_concats
 
 
 @dataclass(frozen=True)

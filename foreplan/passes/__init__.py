@@ -28,8 +28,8 @@ from foreplan.passes.quantised_weights import quantised_weights
 from foreplan.passes.resized import resized
 from foreplan.passes.select import SelectOutputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
-from foreplan.passes.split_channels import split_channels, split_pieces
-from foreplan.passes.split_concats import split_concats
+from foreplan.passes.tile.channels import split_channels, split_pieces
+from foreplan.passes.tile.concats import split_concats
 from foreplan.passes.training import of_mode, training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 

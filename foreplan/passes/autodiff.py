@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,6 @@ from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.missing_gradients import missing_gradient_notes
 from foreplan.passes.optimizer import Optimizer
 from foreplan.passes.optimizer.updater import Updater
-from foreplan.passes.split_samples import in_turn
 
 
 class Consumer(Protocol):
@@ -95,7 +94,7 @@ class Differentiate(
         else:
             gradients |= {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
         step = b.finish(graph.outputs, updates, graph.loss, gradients)
-        return in_turn(step, set(graph.nodes)) if self.in_turn else step
+        return _in_turn(step, set(graph.nodes)) if self.in_turn else step
 
 
 differentiate = Differentiate()
@@ -143,6 +142,31 @@ def _asked(graph: Graph, names: Iterable[str]) -> list[Value]:
         if not inputs[name].dtype.is_float:
             raise UsageError(f"gradients: the input {name!r} is {inputs[name].type}, which has no gradient")
     return [inputs[name] for name in dict.fromkeys(names)]
+
+
+def _in_turn(step: Graph, forward: Collection[Node]) -> Graph:
+    """A training step in which nodes of the forward pass run as late as the backward pass allows.
+
+    So a part of a segment runs forward just before it runs back. Without parts, the last layer's gradient needs almost
+    all of the forward pass, and next to nothing changes.
+
+    Args:
+        forward: those nodes.
+    """
+    position = {node: i for i, node in enumerate(step.nodes)}
+    order: dict[Node, None] = {}
+    for node in (*(node for node in step.nodes if node not in forward), *step.nodes):
+        if node in order:
+            continue
+        needed, stack = {node}, [node]
+        while stack:
+            for value in stack.pop().inputs:
+                made_by = step.producer.get(value)
+                if made_by is not None and made_by not in needed and made_by not in order:
+                    needed.add(made_by)
+                    stack.append(made_by)
+        order.update(dict.fromkeys(sorted(needed, key=position.__getitem__)))
+    return dataclasses.replace(step, nodes=tuple(order))
 
 
 class _Backward:

@@ -11,7 +11,7 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.compiler.compiled import Compiled
 from foreplan.compiler.forms import other_forms
-from foreplan.compiler.pipeline import Fission, Form, passes_of_training
+from foreplan.compiler.pipeline import passes_of_training
 from foreplan.options import Options
 from foreplan.passes.pipeline import of_stages
 from tests.foreplan.chains import chain
@@ -170,7 +170,7 @@ def test_a_step_in_pieces_trains_as_the_whole(target: str) -> None:
     graph = fp.models.build("unet:batch=2,size=32,width=16")
     arguments = (graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.05))
     whole = fp.compile(*arguments, target=target, fission="off", remat="off")
-    entries = passes_of_training(Options(outputs=list(graph.outputs), target=target), Form(Fission.PIECES))
+    entries = passes_of_training(Options(outputs=list(graph.outputs), target=target), [passes.split_pieces])
     pieces = passes.run_passes(graph, of_stages(entries, (passes.Stage.FORWARD, passes.Stage.MEMORY)))
     assert any("run in" in note for note in pieces.notes)
     parts = fp.compile(pieces, *arguments[1:], target=target, fission="off")

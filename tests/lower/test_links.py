@@ -52,7 +52,7 @@ def test_every_figure_of_a_link_is_one_and_has_a_source(link: Link) -> None:
     assert link.start_nanoseconds >= 0 and 0 < link.hop_nanoseconds <= link.bulk_hop_nanoseconds
     assert link.title and [name for name, _ in link.sources] == [*figures, "latency"]
     assert all(len(source) > 9 for _, source in link.sources)
-    assert link_named(link.name) is link_named(f" {link.name.upper()}") is link
+    assert link_named(link.name) == link_named(f" {link.name.upper()}") == link
     if link.name in NCCL:
         assert link.ring_bytes_per_second == pytest.approx(NCCL[link.name] * 10**9, rel=0.06)
 

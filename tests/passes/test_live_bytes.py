@@ -6,7 +6,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import parse_graph
-from foreplan.passes.live_bytes import live_bytes
+from foreplan.passes.tile.live_bytes import live_bytes
 
 ROW = 4 * 8  # bytes of float64[4]
 HEAD = "graph %g\ninput %x: float64[2,4]\nparameter %w: float64[4,4] = fill(0.5)\n"

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 import foreplan as fp
 from foreplan.base.errors import ForeplanError, UsageError
-from foreplan.compiler.pipeline import Fission, Form, passes_of_inference, passes_of_training
+from foreplan.compiler.pipeline import passes_of_inference, passes_of_training
 from foreplan.compiler.step_graphs import step_graphs, uses_of
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.options import Options
-from foreplan.passes import Differentiate, Entry, Pass, Ran, SelectOutputs, Stage, before, run_passes, without
+from foreplan.passes import (
+    Differentiate,
+    Entry,
+    Pass,
+    Ran,
+    SelectOutputs,
+    Stage,
+    before,
+    run_passes,
+    split_channels,
+    without,
+)
 from foreplan.passes.choose_trained import FreezeStatistics
 from foreplan.passes.pipeline import Entries, of_stages
 from foreplan.passes.ranks import DifferentiateInParts, GradientUses, SyncBatchNorm
-from foreplan.passes.split_samples import SplitBands
+from foreplan.passes.tile.samples import SplitBands, SplitLogits, SplitSamples
 from foreplan.passes.training import TrainingForm
 from tests.ops.check import evaluate
 from tests.passes.texts import PASSES
@@ -94,16 +107,6 @@ ASKED: dict[str, tuple[dict[str, object], set[str], set[str]]] = {
     ),
     "stages": ({"ranks": 2, "stages": 2, "optimizer": SGD}, {"stage_step"}, {"differentiate"}),
     "a segment": ({"split": {"a": 2}}, {"split_segments"}, set()),
-    "up to the loss": ({"split": {"a..loss": 2}}, {"split_to_loss"}, set()),
-}
-PARTS = {
-    Fission.OFF: set(),
-    Fission.CHANNELS: {"split_channels"},
-    Fission.PIECES: {"split_pieces"},
-    Fission.FEW: {"split_few"},
-    Fission.SAMPLES: {"split_samples"},
-    Fission.ROWS: {"split_samples", "split_logits"},
-    Fission.BANDS: {"split_bands"},
 }
 
 
@@ -120,9 +123,9 @@ def test_what_an_option_adds_to_the_list(case: str) -> None:
 
 
 def test_the_options_of_passes() -> None:
-    def steps(form: Form | None = None, uses: GradientUses | None = None, **given: object) -> list[Pass]:
+    def steps(tiles: Iterable[Pass] = (), uses: GradientUses | None = None, **given: object) -> list[Pass]:
         options = Options(**{"loss": "mse", "target": "numpy", **given})  # type: ignore[arg-type]
-        return [each.step for each in passes_of_training(options, form, uses)]
+        return [each.step for each in passes_of_training(options, tiles, uses)]
 
     assert FreezeStatistics(False) in steps() and TrainingForm(1) in steps()
     assert SelectOutputs(("y",)) in steps(outputs=["y"])
@@ -131,18 +134,13 @@ def test_the_options_of_passes() -> None:
     assert SyncBatchNorm(2) in synced and TrainingForm(2) in synced
     (step,) = (each for each in steps(gradients=["x"], precision="fp16") if isinstance(each, Differentiate))
     assert (step.inputs, step.scaled, step.in_turn) == (("x",), True, False)
-    parts = (Form(Fission.BANDS, 3), Form(Fission.ROWS), Form(Fission.CHANNELS), None)
-    turns = [each.in_turn for form in parts for each in steps(form) if isinstance(each, Differentiate)]
-    assert turns == [True, True, False, False] and SplitBands(3) in steps(parts[0])
+    parts: list[dict[str, Any]] = [{"tiles": [SplitBands(3)]}, {"tiles": [SplitSamples(), SplitLogits()]}]
+    parts += [{"split": {"a..loss": 2}}, {"tiles": [split_channels]}, {"split": {"a": 2}}]
+    turns = [each.in_turn for given in parts for each in steps(**given) if isinstance(each, Differentiate)]
+    assert turns == [True, True, True, False, False] and SplitBands(3) in steps(**parts[0])
     asked = Options(optimizer=SGD, ranks=2, shard="state")
     (whole,) = (each for each in steps(uses=uses_of(asked), ranks=2) if isinstance(each, DifferentiateInParts))
     assert whole.sharding.ranks.shard == "state"
-
-
-@pytest.mark.parametrize("fission", Fission)
-def test_what_runs_in_parts(fission: Fission) -> None:
-    options = Options("cross_entropy", target="numpy")
-    assert names_of(passes_of_training(options, Form(fission, 2))) - names_of(TRAINING) == PARTS[fission]
 
 
 def test_the_list_of_inference() -> None:

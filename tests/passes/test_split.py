@@ -14,7 +14,9 @@ from foreplan.graph import Graph, parse_graph
 from foreplan.options import Options
 from foreplan.passes import run_passes, simplified
 from foreplan.passes.expand_gradients import expand_gradients
-from foreplan.passes.split import SplitSegments, in_parts, never_whole, ways_to_split
+from foreplan.passes.tile.search import tiles
+from foreplan.passes.tile.segments import SplitSegments
+from foreplan.passes.tile.tile import tiled
 from foreplan.passes.training import training_form
 from tests.ops.check import evaluate
 from tests.passes.texts import FOLDER, cases_of
@@ -81,11 +83,11 @@ def test_drawn_segments_give_the_same(name: str, mobile: Graph) -> None:
     for _ in range(pick(2, 5, 60)):
         begin = rng.randrange(len(graph.nodes))
         nodes = [n for n in graph.nodes[begin : begin + rng.choice((2, 3, 5, 8, 20))] if rng.random() < 0.9]
-        ways = list(ways_to_split(graph, nodes, rng.choice((2, 3, 4)), nodes)) if nodes else []
-        for parts in rng.sample(ways, min(len(ways), 2)):
-            split = in_parts(graph, parts)
-            gone = {value.name for value in never_whole(graph, parts)}
-            assert gone.isdisjoint(value.name for node in split.nodes for value in node.outputs), parts
+        ways = list(tiles(graph, nodes, rng.choice((2, 3, 4)), nodes)) if nodes else []
+        for tile in rng.sample(ways, min(len(ways), 2)):
+            split = tiled(graph, tile)
+            gone = {value.name for value in tile.never_whole(graph)}
+            assert gone.isdisjoint(value.name for node in split.nodes for value in node.outputs), tile
             for new, old in zip(results(split), expected, strict=True):
                 np.testing.assert_allclose(new, old, rtol=1e-7, atol=1e-7 * max(1, np.abs(old).max(initial=0)))
             tried += 1

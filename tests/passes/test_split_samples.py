@@ -10,22 +10,14 @@ import pytest
 
 import foreplan as fp
 from foreplan.base.units import parse_budget
-from foreplan.compiler.pipeline import passes_of_inference, passes_of_training
+from foreplan.compiler.pipeline import passes_of_training
 from foreplan.graph import Graph, parse_graph
 from foreplan.options import Options
-from foreplan.passes import differentiate, run_passes, simplified
-from foreplan.passes.live_bytes import live_bytes
+from foreplan.passes import Differentiate, differentiate, run_passes, simplified
 from foreplan.passes.pipeline import Entries
-from foreplan.passes.split import SplitSegments
-from foreplan.passes.split_samples import (
-    SplitBands,
-    SplitToLoss,
-    in_turn,
-    samples_in_parts,
-    split_few,
-    split_logits,
-    split_samples,
-)
+from foreplan.passes.tile.live_bytes import live_bytes
+from foreplan.passes.tile.samples import SplitBands, SplitLogits, SplitSamples, samples_in_parts
+from foreplan.passes.tile.segments import SplitSegments
 from tests.ops.check import evaluate
 from tests.profile import cases, pick
 
@@ -54,7 +46,7 @@ NETS = (
 def before_parts(loss: str) -> Entries:
     """The passes before those of parts up to the loss."""
     entries = passes_of_training(Options(loss, split={"a..loss": 2}, target="numpy"))
-    return entries[: [each.name for each in entries].index("split_to_loss")]
+    return entries[: [each.name for each in entries].index("split_segments")]
 
 
 def forward(name: str) -> Graph:
@@ -65,7 +57,7 @@ def forward(name: str) -> Graph:
 
 def step_of(graph: Graph) -> Graph:
     """The step that returns gradients."""
-    return simplified(in_turn(differentiate(graph), set(graph.nodes)))
+    return simplified(Differentiate(in_turn=True)(graph))
 
 
 def results(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
@@ -157,7 +149,7 @@ def test_a_band_runs_back_before_the_next() -> None:
     graph = forward("conv_chain:size=320")
     steps = []
     for each in (graph, SplitBands(4)(graph)):
-        steps.append(max(live_bytes(in_turn(differentiate(each), set(each.nodes)))))
+        steps.append(max(live_bytes(Differentiate(in_turn=True)(each))))
     assert steps[1] < 0.36 * steps[0]
     assert "in 4 parts along axis 2 of what the loss adds up" in SplitBands(4)(graph).notes[-1]
 
@@ -168,8 +160,7 @@ def test_each_part_runs_back_before_the_next() -> None:
     found = samples_in_parts(graph, graph.nodes, 4)
     assert found is not None
     weights = sum(value.type.nbytes for value in graph.parameters)
-    step = differentiate(found[0])
-    steps = differentiate(graph), step, in_turn(step, set(found[0].nodes))
+    steps = differentiate(graph), differentiate(found[0]), Differentiate(in_turn=True)(found[0])
     whole, listed, turns = (max(live_bytes(each)) - weights for each in steps)
     assert turns < 0.35 * whole < 0.6 * listed
 
@@ -191,14 +182,14 @@ def test_large_logits_are_made_some_rows_at_a_time() -> None:
     assert found is not None
     before, after = (
         max(value.type.nbytes for node in each.nodes for value in node.outputs if 40000 in value.shape)
-        for each in (found[0], split_logits(found[0]))
+        for each in (found[0], SplitLogits()(found[0]))
     )
     assert after <= parse_budget("56MiB") < before
 
 
 def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
     graph = forward("mlp:batch=839,width=64,layers=6,inputs=8,classes=4")  # a prime number
-    usual, few = split_samples(graph).notes[-1], split_few(graph).notes[-1]
+    usual, few = SplitSamples()(graph).notes[-1], SplitSamples(4)(graph).notes[-1]
     assert 4 < int(usual.split(" run in ")[1].split()[0]) < 128 and " run in 4 parts of the batch" in few
 
 
@@ -211,12 +202,4 @@ def test_a_batch_that_nothing_divides_has_no_part_for_each_sample() -> None:
 )
 def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
     with pytest.raises(fp.UsageError, match=re.escape(told)):
-        SplitToLoss(entries)(forward(GPT))
-
-
-def test_the_list_tells_the_two_kinds_of_ranges_apart() -> None:
-    split = {"h.0": 2, "h.1..loss": 4}
-    training = [each.step for each in passes_of_training(Options("mse", split=split, target="numpy"))]
-    assert SplitToLoss({"h.1..loss": 4}) in training and SplitSegments({"h.0": 2}) in training
-    inference = [each.step for each in passes_of_inference(Options(split=split, target="numpy"))]
-    assert SplitSegments(split) in inference
+        SplitSegments(entries)(forward(GPT))

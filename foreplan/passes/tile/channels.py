@@ -1,7 +1,9 @@
-"""Dominant activations between convolutions → ranges of their channels, each made, used and dropped by itself."""
+"""Large activations between convolutions → ranges of their channels, each made, used and dropped by itself."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from foreplan.graph import Graph, Node, Value
@@ -9,18 +11,16 @@ from foreplan.ops.conv.ops import Conv
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
 from foreplan.passes.base import Pass
-from foreplan.passes.split import Parts, bytes_made, in_parts, ways_to_split
+from foreplan.passes.tile.search import bytes_made, tiles
+from foreplan.passes.tile.tile import Tile, tiled
 
-PARTS, PIECES = 4, 8  # ranges of channels; each more costs one more pass over the second convolution's output
+PARTS = 4  # ranges of channels; each more costs one more pass over the second convolution's output
 CHANNELS = 16  # of a range, at least, where there are more than PARTS: a product over fewer is slow
-SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
-CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
-PIECE = 32  # an activation is in pieces if it has at least 1 / PIECE of those bytes
 
 
 @dataclass(frozen=True)
 class SplitChannels(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
-    """Let the second of two convolutions add up what ranges of channels of a dominant activation between them give.
+    """Let the second of two convolutions add up what ranges of channels of a large activation between them give.
 
     Forward, a range is made, and what the second convolution gives of it is added to the output in place. Backward,
     the gradient of a range is made and used before that of the next one. Neither the activation nor its gradient is
@@ -29,51 +29,41 @@ class SplitChannels(Pass, requires=("forward", "plain ops"), ensures=("forward",
     This serves networks in which one activation is a large part of a step, such as `conv_chain`. In others, such as
     VGG-16, it lets recomputation save a little more, and takes time: small convolutions take longer than a large one.
 
+    `split_pieces` does so with every large activation, from the last one back. A convolution before another one then
+    makes each of these ranges by itself. So its result lies in pieces, each of which dies when its own gradient takes
+    its bytes; whole, it would be there beside its whole gradient. The planner need recompute nothing for that; what is
+    cheap to make again, such as the first activation, need not be kept at all.
+
     Requires: a simplified forward graph that is about to be differentiated. Ensures: the same results, up to the order
     of additions. Only where element-wise maps and normalisations of channels lie between the two, nobody else reads
-    what they make, the first convolution is cheap beside the second, and both have one group of channels.
+    what they make, and both have one group of channels.
+
+    Attributes:
+        share: an activation is large if it has at least 1 / share of the bytes that the forward pass makes.
+        most: ranges of its channels.
+        cheaper: the first convolution takes at most 1 / cheaper of the flops of each that reads what it makes; 0: any.
     """
 
+    share: int = 10
+    most: int = PARTS
+    cheaper: int = 4
+
     def _run(self, graph: Graph) -> Graph:
-        total, taken = bytes_made(graph), set[str]()  # names: the graph changes
-        for node in graph.nodes:
-            if node.name in taken or node.outputs[0].type.nbytes * SHARE < total:
+        total, named = bytes_made(graph), {node.name: node for node in graph.nodes}
+        for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
+            node = named[name]  # of the graph as it is by now
+            if node.outputs[0].type.nbytes * self.share < total:
                 continue
             chain, readers = _between(graph, node)
-            if len(readers) == 1 and _flops(node) * CHEAPER <= _flops(readers[0]):
-                parts = _over_channels(graph, chain, readers, PARTS)
-                if parts is not None:
-                    taken.update(member.name for member in parts.members)
-                    graph = in_parts(graph, parts)
+            if readers and _flops(node) * self.cheaper <= sum(map(_flops, readers)):
+                for tile in _over_channels(graph, chain, readers, self.most):
+                    graph = tiled(graph, tile)
+                    named = {node.name: node for node in graph.nodes}
         return graph
 
 
 split_channels = SplitChannels()
-
-
-@dataclass(frozen=True)
-class SplitPieces(Pass, requires=("forward", "plain ops"), ensures=("forward", "plain ops"), optional=True):
-    """Let every convolution add up what ranges of channels of a large activation give, from the last one back.
-
-    A convolution before another one then makes each of these ranges by itself. So its result lies in pieces, each of
-    which dies when its own gradient takes its bytes; whole, it would be there beside its whole gradient. The planner
-    need recompute nothing for that; what is cheap to make again, such as the first activation, need not be kept at all.
-
-    This serves where `split_channels` does not meet a budget. Requires, ensures: as `split_channels`.
-    """
-
-    def _run(self, graph: Graph) -> Graph:
-        total = bytes_made(graph)
-        for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
-            node = next(node for node in graph.nodes if node.name == name)
-            if node.outputs[0].type.nbytes * PIECE >= total:
-                chain, readers = _between(graph, node)
-                parts = _over_channels(graph, chain, readers, PIECES) if readers else None
-                graph = graph if parts is None else in_parts(graph, parts)
-        return graph
-
-
-split_pieces = SplitPieces()
+split_pieces = SplitChannels(share=32, most=8, cheaper=0)
 
 
 def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
@@ -95,15 +85,13 @@ def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
     return chain, []
 
 
-def _over_channels(graph: Graph, chain: list[Node], readers: list[Node], most: int) -> Parts | None:
+def _over_channels(graph: Graph, chain: list[Node], readers: list[Node], most: int) -> Iterator[Tile]:
     """How the readers add up ranges of channels that a convolution makes, if all of the chain can run in parts."""
     channels, count = readers[0].inputs[0].shape[1], PARTS
-    if channels < count:
-        return None
     while 2 * count <= most and channels >= 2 * count * CHANNELS:
         count *= 2
-    ways = ways_to_split(graph, [*chain, *readers], count, readers)
-    return next((way for way in ways if way.sums and set(chain) <= way.members.keys()), None)
+    found = tiles(graph, [*chain, *readers], count, readers)
+    return itertools.islice((tile for tile in found if tile.sums and set(chain) <= tile.members.keys()), 1)
 
 
 def _reads_only(node: Node, value: Value) -> bool:

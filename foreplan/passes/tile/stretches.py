@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Graph, Node
-from foreplan.passes.live_bytes import live_bytes
-from foreplan.passes.split import Parts, in_parts, ways_to_split
+from foreplan.passes.tile.live_bytes import live_bytes
+from foreplan.passes.tile.search import tiles
+from foreplan.passes.tile.tile import Tile, tiled
 
 FIRST = 4  # number of parts with which stretches are compared
 COUNTS = (2, 8, 16, 32)  # others, for the best of them
@@ -35,7 +36,7 @@ class Way:
     """
 
     graph: Graph
-    parts: Parts
+    tile: Tile
     peak: int
     work: int
 
@@ -57,8 +58,8 @@ def ways_in_parts(graph: Graph, share: float) -> list[Way]:
         for count in COUNTS:
             found += (
                 other
-                for other in _ways(graph, list(way.parts.members), count, most)
-                if (other.parts.axis, other.parts.sums) == (way.parts.axis, way.parts.sums)
+                for other in _ways(graph, list(way.tile.members), count, most)
+                if (other.tile.axis, other.tile.sums) == (way.tile.axis, way.tile.sums)
             )
     return [way for way in _front(found) if way.peak < max(live)]
 
@@ -94,11 +95,11 @@ def _lows(live: Sequence[int], places: range) -> list[int]:
 
 
 def _ways(graph: Graph, nodes: Sequence[Node], count: int, most: float) -> Iterator[Way]:
-    for parts in ways_to_split(graph, nodes, count, nodes[-1:]):
-        if len(graph.nodes) + count * len(parts.members) <= NODES:
-            split = in_parts(graph, parts)
+    for tile in tiles(graph, nodes, count, nodes[-1:]):
+        if len(graph.nodes) + count * len(tile.members) <= NODES:
+            split = tiled(graph, tile)
             if (work := _work(split)) <= most:
-                yield Way(split, parts, max(live_bytes(split)), work)
+                yield Way(split, tile, max(live_bytes(split)), work)
 
 
 def _work(graph: Graph) -> int:
