@@ -191,6 +191,7 @@ def command_line() -> list[str]:
     from foreplan.cli.config import TABLE
     from foreplan.cli.flags import Flag, in_groups
     from foreplan.cli.settings import OF_STEP
+    from foreplan.options.fields import info_of
 
     lines = [
         "",
@@ -203,7 +204,7 @@ def command_line() -> list[str]:
         lines += ["", f"### {group}", "", "| flag | key | |", "|---|---|---|"]
         for each in listed:
             key = f"`{each.name}`" if each.name in OF_STEP else f"[{TABLE}] `{each.name}`"
-            lines.append(f"| {_row(each, key if each.field.metadata['said'].in_files else '')}")
+            lines.append(f"| {_row(each, key if info_of(each.field).in_files else '')}")
     for name, command in sorted(cli.commands.items()):
         lines += ["", f"## foreplan {name}", ""]
         for part in inspect.cleandoc(command.help or "").split("\n\n"):
@@ -213,7 +214,7 @@ def command_line() -> list[str]:
             own = [
                 f"`{each.opts[0]}`"
                 for each in command.params
-                if isinstance(each, Flag) and each.field.metadata["said"].in_files
+                if isinstance(each, Flag) and info_of(each.field).in_files
             ]
             whole = len(own) > 9
             lines += [f"Options of a step: {'all' if whole else ', '.join(own) or 'those of a plan file'}.", ""]

@@ -153,7 +153,7 @@ def no_such_weight(option: str, pattern: str, names: Collection[str]) -> UsageEr
 
 
 @dataclass(frozen=True)
-class Named:
+class ActivationChoices:
     """What a user says of activations, by patterns.
 
     Attributes:
@@ -176,7 +176,7 @@ class Named:
             yield from ((option, entry) for entry in getattr(self, option))
 
 
-UNNAMED = Named()
+AS_PLANNED = ActivationChoices()
 
 
 def _last_part(name: str) -> str:

@@ -14,10 +14,10 @@ from foreplan.base.errors import TargetError, UsageError
 from foreplan.base.files import confined
 from foreplan.base.untrusted import contents
 from foreplan.cli.settings import OF_MODEL, OF_STEP
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 
 TABLE = "model"  # of what the command line adds to `Options`
-_IN_TABLE = {name: each for name, each in OF_MODEL.items() if said_of(each).in_files}
+_IN_TABLE = {name: each for name, each in OF_MODEL.items() if info_of(each).in_files}
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def _taken(path: str, table: str, found: Mapping[str, Any], known: Mapping[str, 
     for name, value in found.items():
         if name not in known:
             raise UsageError(f"{where}: there is no key {name!r:.60}{_meant(name, table, known)}")
-        said = said_of(known[name])
+        info = info_of(known[name])
         try:
-            taken[name] = said.kept(name, said.files(value, place) if said.files is not None else value)
+            taken[name] = info.kept(name, info.files(value, place) if info.files is not None else value)
         except UsageError as error:
             told = str(error)
             raise UsageError(f"{where}: {told if told.startswith(name) else f'{name}: {told}'}") from None
@@ -73,6 +73,6 @@ def _meant(name: str, table: str, known: Mapping[str, Field[Any]]) -> str:
     if table and name in OF_STEP:
         return f": it stands at the beginning, before [{table}]"
     if name in OF_MODEL:
-        return f": a file cannot say it; give {said_of(OF_MODEL[name]).flag}"
+        return f": a file cannot say it; give {info_of(OF_MODEL[name]).flag}"
     near = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {near[0]}?)" if near else f"; keys are {', '.join(known)}"

@@ -15,12 +15,12 @@ from foreplan.cli.config import read_config
 from foreplan.cli.settings import FIELDS, OF_MODEL, OF_STEP, Settings
 from foreplan.options import Options
 from foreplan.options import checks as option_checks
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OWN, OUTPUT = "Options", "Output"  # the groups of what is no option of a step
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
-DECIDED = tuple(name for name, each in FIELDS.items() if said_of(each).in_files and name != "rate")
+DECIDED = tuple(name for name, each in FIELDS.items() if info_of(each).in_files and name != "rate")
 
 
 class Grouped(click.Option):
@@ -124,27 +124,27 @@ def step_options(*names: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-plan_file_options = step_options(*(name for name, each in FIELDS.items() if not said_of(each).in_files))
+plan_file_options = step_options(*(name for name, each in FIELDS.items() if not info_of(each).in_files))
 
 
 def _option(name: str, each: Field[Any]) -> Callable[[_Function], _Function]:
     """A field as a flag."""
-    said, text = said_of(each), said_of(each).help
+    info, text = info_of(each), info_of(each).help
     kind: click.ParamType = click.UNPROCESSED
-    option = partial(click.option, said.flag, name, cls=Flag, field=each, group=said.group)
-    if said.check is flag:
+    option = partial(click.option, info.flag, name, cls=Flag, field=each, group=info.group)
+    if info.check is flag:
         return option(is_flag=True, help=text)
-    if each.default == () or said.several:
+    if each.default == () or info.several:
         text = text.removesuffix(".") + "; may be given again."
-        return option(multiple=True, metavar=said.value, help=text)
-    if said.choices:
-        kind = click.Choice(said.choices)
-    elif said.least is not None:
-        kind = _Whole(said.least, said.words)
-    elif said.check is option_checks.number:
+        return option(multiple=True, metavar=info.value, help=text)
+    if info.choices:
+        kind = click.Choice(info.choices)
+    elif info.least is not None:
+        kind = _Whole(info.least, info.words)
+    elif info.check is option_checks.number:
         kind = click.FLOAT
     shown = each.default not in (None, "")
-    return option(type=kind, default=each.default, show_default=shown, metavar=said.value or None, help=text)
+    return option(type=kind, default=each.default, show_default=shown, metavar=info.value or None, help=text)
 
 
 class _Whole(click.ParamType):
@@ -183,4 +183,4 @@ def file_options() -> Mapping[str, Any]:
 
 def flag_of(name: str) -> str:
     """The flag of an option of a step, such as --output for `outputs`."""
-    return said_of(FIELDS[name]).flag
+    return info_of(FIELDS[name]).flag

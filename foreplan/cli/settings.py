@@ -12,7 +12,7 @@ from foreplan.base.errors import UsageError
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, optimizer_text, schedule_text
 from foreplan.options import USUAL, Options
 from foreplan.options import checks as option_checks
-from foreplan.options.fields import keep_checked, said_of, saying
+from foreplan.options.fields import grouped, info_of, keep_checked
 
 LOSSES = (
     "cross_entropy",
@@ -25,7 +25,7 @@ LOSSES = (
     "mean",
     "sum",
 )  # of one output
-_model, _training, _adapters, _plan = map(saying, ("Model", "Training", "Adapters", "Plan files"))
+_model, _training, _adapters, _plan = map(grouped, ("Model", "Training", "Adapters", "Plan files"))
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
@@ -262,9 +262,9 @@ class Settings:
 
 
 def _with_flag(kind: type) -> dict[str, Field[Any]]:
-    return {each.name: each for each in fields(kind) if "said" in each.metadata and said_of(each).flag}
+    return {each.name: each for each in fields(kind) if "info" in each.metadata and info_of(each).flag}
 
 
 OF_STEP, OF_MODEL = _with_flag(Options), _with_flag(Settings)
 # Each is a flag; loss and optimizer are those of `Settings`. What no file can say comes last.
-FIELDS = dict(sorted((OF_MODEL | OF_STEP).items(), key=lambda item: not said_of(item[1]).in_files))
+FIELDS = dict(sorted((OF_MODEL | OF_STEP).items(), key=lambda item: not info_of(item[1]).in_files))

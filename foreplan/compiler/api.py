@@ -168,10 +168,10 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         entries = tuple(options.checkpoint or ())
         if options.offload and entries:
             raise UsageError(CHOOSES.format("offload"))
-        if entries and options.named:
-            raise UsageError(_BESIDE.format(next(options.named.entries())[0]))
+        if entries and options.activations:
+            raise UsageError(_BESIDE.format(next(options.activations.entries())[0]))
         program = lowered(step, options)
-        after = None if last is None else lowered(last, options.unnamed, False)
+        after = None if last is None else lowered(last, options.without_activations, False)
         after = after and replace(after, regions=program.regions)
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from foreplan.base.arguments import choice, names_in
+from foreplan.base.arguments import choice, flag, names_in, shown, whole
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.eager import Eager, Variant, Workspaces
 
@@ -66,9 +66,15 @@ def eager_memory(
         from foreplan.eager.watched.loop import Recipe, run
     except ImportError:
         raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
-    shard = tuple(names_in("shard", shard))
+    shard, real = tuple(names_in("shard", shard)), flag("real", real)
+    ranks, accumulate = whole("ranks", ranks, 1), whole("accumulate", accumulate, 1)
+    for name, given in (("kwargs", kwargs), ("variant", variant)):
+        if given is not None and not isinstance(given, Mapping):
+            raise UsageError(f"{name} is a mapping from names to values, and was given {shown(given)}")
+    if not isinstance(target, str):
+        raise UsageError(f"target is the name of one, such as cpu or cuda:h100, and was given {shown(target)}")
     chosen = Variant(**({"parallel": "ddp" if ranks > 1 and not shard else "none"} | dict(variant or {})))
-    if ranks < 1 or (shard and (ranks == 1 or real or precision == "fp16")):
+    if shard and (ranks == 1 or real or precision == "fp16"):
         raise UsageError("shard: say among how many ranks, 2 or more, in float32 or bf16, and without real")
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
     if others:
@@ -89,11 +95,9 @@ def eager_memory(
             f"attention={chosen.attention}: on a CPU PyTorch has one kernel; say device='cuda', or leave it out"
         )
     choice("precision", precision, PRECISIONS)
-    if accumulate < 1:
-        raise UsageError(f"accumulate: {accumulate} calls of the module in a step: give 1 or more")
-    given = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
+    inputs = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
     recipe = Recipe(
-        example, kwargs or {}, loss, None if loss_inputs is None else given, optimizer, precision, accumulate, chosen,
+        example, kwargs or {}, loss, None if loss_inputs is None else inputs, optimizer, precision, accumulate, chosen,
         workspaces, real, ranks, shard,
     )  # fmt: skip
     return run(module, recipe)

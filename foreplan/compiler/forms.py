@@ -193,7 +193,7 @@ class _Forms:
         try:
             made = lowered(graph, self.options)
         except UsageError:
-            if self.options.named:
+            if self.options.activations:
                 return None
             raise
         taken, base = base_nanoseconds(made), self.whole.base_nanoseconds

@@ -69,10 +69,10 @@ def from_torch(
     Raises:
         UsageError: `torch` is not installed, or the first argument is no module; a program is to be checked, or comes
             with an example.
-        OSError: the file cannot be read.
-        ModelError: the file is another one, damaged, of another version of PyTorch, or could run code; or the program
-            is not as `torch.export.export` gave it; or PyTorch cannot export the module, with the reason that PyTorch
-            gives; or an output or gradient is not PyTorch's, which names the first one and how far it is off.
+        ModelError: the file cannot be read, is another one, damaged, of another version of PyTorch, or could run code;
+            or the program is not as `torch.export.export` gave it; or PyTorch cannot export the module, with the reason
+            that PyTorch gives; or an output or gradient is not PyTorch's, which names the first one and how far it is
+            off.
         UnsupportedError: it has an op that foreplan lacks; names it, its module and its line.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):

@@ -20,7 +20,7 @@ NOT_RECOMPUTED = "nothing is recomputed, though the module calls torch.utils.che
 
 def own_segments(graph: Graph, options: Options) -> tuple[str, ...]:
     """What a PyTorch module recomputes itself, where no option says what a training step recomputes."""
-    says = options.checkpoint is not None or options.budget is not None or options.named or options.offload
+    says = options.checkpoint is not None or options.budget is not None or options.activations or options.offload
     trains = options.loss is not None or graph.loss is not None
     if says or not trains or options.remat != "auto" or not isinstance(graph.origin, ModuleOrigin):
         return ()

@@ -92,7 +92,7 @@ def _free_tiles(graph: Graph, options: Options) -> tuple[passes.Pass, ...]:
         return ()
     ways: list[tuple[passes.Pass, ...]] = [(), (passes.split_channels,)]
     forms = (run_passes(graph, passes_of_training(options, tiles, uses_of(options))) for tiles in ways)
-    return ways[adds_little(*(lowered(form, options.unnamed) for form in forms))]
+    return ways[adds_little(*(lowered(form, options.without_activations) for form in forms))]
 
 
 def uses_of(options: Options) -> GradientUses | None:
@@ -214,7 +214,7 @@ def lowered(graph: Graph, options: Options, prefetch: bool = True) -> Program:
     return lower(
         graph,
         options.target,
-        named=options.named,
+        activations=options.activations,
         offload=options.offload,
         prefetch=prefetch and options.prefetch,
         prepack=options.prepack,

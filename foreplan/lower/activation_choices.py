@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.base.errors import UsageError
-from foreplan.base.patterns import DONE, Named, all_scopes, by_scope, close_names, exactness
+from foreplan.base.patterns import DONE, ActivationChoices, all_scopes, by_scope, close_names, exactness
 from foreplan.base.units import format_bytes
 from foreplan.lower.program import ARENA, Program
 from foreplan.lower.segments import backward_actions
@@ -36,7 +36,7 @@ class _Match:
     scope: str
 
 
-def with_activation_choices(program: Program, target: Target, named: Named) -> Program:
+def with_activation_choices(program: Program, target: Target, choices: ActivationChoices) -> Program:
     """The program of a training step in which the named activations are kept, recomputed or copied, and all else is
     the planner's choice. Notes say how many there are.
 
@@ -49,18 +49,18 @@ def with_activation_choices(program: Program, target: Target, named: Named) -> P
         UsageError: an entry that means no activation, or only such that cannot be recomputed or need not; two entries,
             equally exact, that contradict each other; a program without a backward pass.
     """
-    if not named:
+    if not choices:
         return program
     if program.loss is None:
-        option, _ = next(named.entries())
+        option, _ = next(choices.entries())
         raise UsageError(f"{option} says what becomes of activations until the backward pass, and this is inference")
-    return _Choice(program, named).applied(target)
+    return _Choice(program, choices).applied(target)
 
 
 class _Choice:
     """What becomes of each value."""
 
-    def __init__(self, program: Program, named: Named) -> None:
+    def __init__(self, program: Program, choices: ActivationChoices) -> None:
         self.program, self.late = program, late_actions(program)
         backward = backward_actions(program)
         self.scopes = {
@@ -70,7 +70,7 @@ class _Choice:
         }
         self.own = {v for v in self.scopes if _is_activation(program, v)}
         found: dict[int, list[_Match]] = {}
-        for option, entry in named.entries():
+        for option, entry in choices.entries():
             for v, match in self._meant(option, entry).items():
                 found.setdefault(v, []).append(match)
         self.chosen = {v: self._most_exact(v, matches) for v, matches in found.items()}

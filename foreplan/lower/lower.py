@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foreplan.base.arguments import flag, instance, whole
 from foreplan.base.errors import ShapeError, UnsupportedError, UsageError
-from foreplan.base.patterns import UNNAMED, Named
+from foreplan.base.patterns import AS_PLANNED, ActivationChoices
 from foreplan.base.units import parse_bytes
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.blocks import Blocks
@@ -39,7 +39,7 @@ def lower(
     graph: Graph,
     target: str | Target = AUTO,
     *,
-    named: Named = UNNAMED,
+    activations: ActivationChoices = AS_PLANNED,
     offload: bool = False,
     prefetch: bool = False,
     prepack: bool = False,
@@ -56,7 +56,7 @@ def lower(
     on the target `cpu`.
 
     Args:
-        named: activations that are kept, recomputed or copied to the host (see `with_activation_choices`).
+        activations: those that are kept, recomputed or copied to the host (see `with_activation_choices`).
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         prepack: with stored values that no step changes in the blocks in which their readers are fastest.
@@ -73,7 +73,9 @@ def lower(
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     instance("what is lowered", graph, Graph, "make one with from_onnx, trace or models.build")
-    instance("named", named, Named, "make one with patterns.Named(keep=('h.*.attn',))")
+    instance(
+        "activations", activations, ActivationChoices, "make one with patterns.ActivationChoices(keep=('h.*.attn',))"
+    )
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     if flag("prepack", prepack) and graph.loss is not None:
         raise UsageError("prepack is for weights that never change, and this step trains them: leave it out")
@@ -90,7 +92,7 @@ def lower(
         program = replace(program, notes=(*program.notes, prepack_note(program, blocks)))
     because = (why_numpy(),) if target == AUTO and why_numpy() else ()
     program = replace(program, notes=(*program.notes, *because, *chosen.notes, *notes_of(program)))
-    program = with_activation_choices(program, chosen, named)
+    program = with_activation_choices(program, chosen, activations)
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program
 

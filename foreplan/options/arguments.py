@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from foreplan.options import Options
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 
 if TYPE_CHECKING:
     from foreplan.graph import Graph
@@ -24,8 +24,8 @@ def describe() -> str:
     """The arguments section of a docstring: each option with its meaning."""
     lines = []
     for each in fields(Options):
-        said = said_of(each)
-        text = f"{each.name}: {said.help}{' ' * bool(said.more)}{said.more}"
+        info = info_of(each)
+        text = f"{each.name}: {info.help}{' ' * bool(info.more)}{info.more}"
         lines += textwrap.wrap(text, _WIDTH - 4, subsequent_indent="    ")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What is said of an option, in the metadata of its field."""
+"""Help, checks and flags of an option, in the metadata of its field."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Files = Callable[[Any, Callable[[str], str]], Any]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is said of an option besides its name, type and default.
+class OptionInfo:
+    """An option besides its name, type and default.
 
     Attributes:
         help: one sentence for people, of `--help` and of docstrings.
@@ -61,14 +61,14 @@ class Said:
         return value
 
 
-def says(help: str, **said: Any) -> dict[str, Said]:
-    """The metadata of an option's field; see `Said`."""
-    return {"said": Said(help, **said)}
+def option(help: str, **info: Any) -> dict[str, OptionInfo]:
+    """The metadata of an option's field; see `OptionInfo`."""
+    return {"info": OptionInfo(help, **info)}
 
 
-def saying(group: str) -> Callable[..., dict[str, Said]]:
-    """`says` for the options of one group."""
-    return partial(says, group=group)
+def grouped(group: str) -> Callable[..., dict[str, OptionInfo]]:
+    """`option` for the options of one group."""
+    return partial(option, group=group)
 
 
 def keep_checked(options: Any) -> None:
@@ -78,11 +78,11 @@ def keep_checked(options: Any) -> None:
         UsageError: a value that an option does not take.
     """
     for each in fields(options):
-        if "said" in each.metadata and not (each.default is None and getattr(options, each.name) is None):
-            object.__setattr__(options, each.name, said_of(each).kept(each.name, getattr(options, each.name)))
+        if "info" in each.metadata and not (each.default is None and getattr(options, each.name) is None):
+            object.__setattr__(options, each.name, info_of(each).kept(each.name, getattr(options, each.name)))
 
 
-def said_of(option: Field[Any]) -> Said:
-    """What is said of a field of `Options`."""
-    said: Said = option.metadata["said"]
-    return said
+def info_of(field: Field[Any]) -> OptionInfo:
+    """The metadata of a field of `Options`."""
+    info: OptionInfo = field.metadata["info"]
+    return info

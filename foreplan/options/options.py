@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.base.arguments import REMAT, SHARDS, flag, parts_in
 from foreplan.base.errors import UsageError
-from foreplan.base.patterns import Named, Selection
+from foreplan.base.patterns import ActivationChoices, Selection
 from foreplan.options import checks as option_checks
-from foreplan.options.fields import keep_checked, said_of, saying, says
+from foreplan.options.fields import grouped, info_of, keep_checked, option
 
 if TYPE_CHECKING:
     from foreplan.lower.target import Target
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foreplan.passes.pipeline import Change
 
 PRECISIONS = ("float32", "bf16", "fp16")
-_engine, _training, _memory, _ranks = map(saying, ("Target and precision", "Training", "Memory", "Ranks"))
+_engine, _training, _memory, _ranks = map(grouped, ("Target and precision", "Training", "Memory", "Ranks"))
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Options:
 
     loss: Any = field(
         default=None,
-        metadata=says(
+        metadata=option(
             "What is minimised: one of `foreplan.losses`, or a traceable function of the model's outputs; None: "
             "inference, or the loss that the graph has.",
             more="See `differentiate`.",
@@ -42,7 +42,7 @@ class Options:
     )
     optimizer: Optimizer | None = field(
         default=None,
-        metadata=says("One of `foreplan.optim`; None: the step returns gradients and updates no parameter."),
+        metadata=option("One of `foreplan.optim`; None: the step returns gradients and updates no parameter."),
     )
     _: KW_ONLY
     target: str | Target = field(
@@ -369,7 +369,7 @@ class Options:
     )
     share: Any = field(
         default=None,
-        metadata=says(
+        metadata=option(
             "For inference: a compiled step whose weights this one finds where they lie, by `bind(share=its session)`.",
             more="It says `ranks`, `shard` and `tensor`, too. Of one of several stages, give the session itself.",
             check=option_checks.lent,
@@ -377,7 +377,7 @@ class Options:
     )
     passes: Change | None = field(
         default=None,
-        metadata=says(
+        metadata=option(
             "What changes the list of passes, for experiments, such as `foreplan.passes.without('fuse_maps')`.",
             check=option_checks.passes,
         ),
@@ -392,12 +392,12 @@ class Options:
         return Selection(tuple(self.train), tuple(self.freeze))
 
     @property
-    def named(self) -> Named:
+    def activations(self) -> ActivationChoices:
         """What `keep`, `recompute` and `to_host` say of activations."""
-        return Named(tuple(self.keep), tuple(self.recompute), tuple(self.to_host))
+        return ActivationChoices(tuple(self.keep), tuple(self.recompute), tuple(self.to_host))
 
     @property
-    def unnamed(self) -> Options:
+    def without_activations(self) -> Options:
         """The same, with nothing said of activations by name."""
         return replace(self, keep=(), recompute=(), to_host=())
 
@@ -438,5 +438,5 @@ class Options:
         return ", ".join(f"{name}={value!r}" for name, value in self.to_json().items() if value != usual[name])
 
 
-_WITH_FLAG = tuple(each for each in fields(Options) if said_of(each).flag)
+_WITH_FLAG = tuple(each for each in fields(Options) if info_of(each).flag)
 USUAL = Options()

@@ -20,33 +20,19 @@ class Accumulation:
 
     The body is forward, loss and backward of one micro-batch, differentiated with `consume`. It adds each parameter's
     gradient to an ACCUMULATOR, in place, counts, and moves running statistics and the random state on; its loss is the
-    mean of the losses so far (`with_mean_loss`). The update runs once after them (`update`): it divides the sums by the
+    mean of the losses so far (`MeanLoss`). The update runs once after them (`update`): it divides the sums by the
     count, clips them, updates parameters and the optimizer's state, and clears the accumulators and the count.
     """
 
     def __init__(self) -> None:
         self._sums: dict[Value, Value] = {}
         self._scale: LossScale | None = None
-        self._losses: tuple[Value, Value] | None = None  # their sum, and how many there are
+        self.losses: tuple[Value, Value] | None = None  # their sum, and how many there are
 
     def consume(self, b: Builder, scale: LossScale | None, micro_batches: Value | None) -> _Accumulators:
         """The consumer that adds gradients up."""
         self._scale = scale
         return _Accumulators(b, self._sums)
-
-    def with_mean_loss(self, body: Graph) -> Graph:
-        """The body that returns the mean loss, with accumulators of the losses and of their number."""
-        loss = body.loss
-        assert loss is not None
-        b = GraphBuilder(base=body)
-        total = b.store("loss_sum", loss.type, Kind.ACCUMULATOR, Fill(0))
-        count = b.store("micro_batches", TensorType(FLOAT32, ()), Kind.ACCUMULATOR, Fill(0))
-        with_this, one_more = Arg(0) + Arg(2), Arg(1) + 1.0
-        exprs = (with_this, one_more, with_this / cast(one_more, loss.dtype))
-        names = ("loss_sum/next", "micro_batches/next", "mean_loss")
-        new = elementwise_many(b, exprs, total, count, loss, name="mean_loss", outputs=names)
-        self._losses = total, count
-        return b.finish(body.outputs, {**body.updates, total: new[0], count: new[1]}, new[2])
 
     def update(self, body: Graph, consume: Consume) -> Graph:
         """The graph that runs after the micro-batches, for a body that has been made.
@@ -54,8 +40,8 @@ class Accumulation:
         Args:
             consume: makes what uses the sums of gradients.
         """
-        assert self._losses is not None
-        total, count = self._losses
+        assert self.losses is not None
+        total, count = self.losses
         b = GraphBuilder(body.name)
         b.kind, b.stored = Kind.GRADIENT, list(body.stored)
         b.reserve((*body.inputs, *body.stored), body.nodes)
@@ -72,7 +58,7 @@ class Accumulation:
 
 @dataclass(frozen=True)
 class MeanLoss(Pass, requires=("loss", "backward"), ensures=("loss", "backward")):
-    """The body that returns the mean of the losses so far.
+    """The body that returns the mean of the losses so far, with accumulators of the losses and of their number.
 
     Attributes:
         accumulation: what the body keeps for the update.
@@ -81,7 +67,17 @@ class MeanLoss(Pass, requires=("loss", "backward"), ensures=("loss", "backward")
     accumulation: Accumulation
 
     def _run(self, graph: Graph) -> Graph:
-        return self.accumulation.with_mean_loss(graph)
+        loss = graph.loss
+        assert loss is not None
+        b = GraphBuilder(base=graph)
+        total = b.store("loss_sum", loss.type, Kind.ACCUMULATOR, Fill(0))
+        count = b.store("micro_batches", TensorType(FLOAT32, ()), Kind.ACCUMULATOR, Fill(0))
+        with_this, one_more = Arg(0) + Arg(2), Arg(1) + 1.0
+        exprs = (with_this, one_more, with_this / cast(one_more, loss.dtype))
+        names = ("loss_sum/next", "micro_batches/next", "mean_loss")
+        new = elementwise_many(b, exprs, total, count, loss, name="mean_loss", outputs=names)
+        self.accumulation.losses = total, count
+        return b.finish(graph.outputs, {**graph.updates, total: new[0], count: new[1]}, new[2])
 
 
 def with_same_stored(body: Graph, update: Graph) -> tuple[Graph, Graph]:

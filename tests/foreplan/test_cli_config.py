@@ -22,7 +22,7 @@ from foreplan.cli.config import read_config
 from foreplan.cli.flags import Flag, settings_from
 from foreplan.cli.settings import FIELDS, OF_MODEL, OF_STEP, Settings
 from foreplan.options import Options
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 from tests.foreplan.shell import MODEL, answer, foreplan
 from tests.foreplan.test_options import DRAWN
 
@@ -65,8 +65,8 @@ def test_flags_are_what_the_fields_say() -> None:
     for name in ("estimate", "train", "bench"):
         flags = {each.name: each for each in cli.commands[name].params if isinstance(each, Flag)}
         assert set(flags) == set(FIELDS)
-        assert all(flags[key].opts == [said_of(each).flag] for key, each in FIELDS.items())
-        assert all(flags[key].group == said_of(each).group != "" for key, each in FIELDS.items())
+        assert all(flags[key].opts == [info_of(each).flag] for key, each in FIELDS.items())
+        assert all(flags[key].group == info_of(each).group != "" for key, each in FIELDS.items())
 
 
 @pytest.mark.parametrize("command", ["estimate", "train", "fit", "run", "devices"])

@@ -18,7 +18,7 @@ import foreplan as fp
 from foreplan.base.arguments import REMAT
 from foreplan.cli.main import cli
 from foreplan.options import PRECISIONS, Options
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 from foreplan.passes import PRECISIONS as TYPES
 
 NAMES = [each.name for each in fields(Options)]
@@ -76,14 +76,14 @@ def test_every_option_that_has_a_flag_has_it_in_each_command_with_its_default(co
         if not flag.required
     }
     for each in fields(Options):
-        if said_of(each).flag and each.name not in own:
-            assert flags[each.name].opts[0] == said_of(each).flag
+        if info_of(each).flag and each.name not in own:
+            assert flags[each.name].opts[0] == info_of(each).flag
             assert (parsed[each.name] or None) == (each.default or None)
-            assert flags[each.name].help.startswith(said_of(each).help.removesuffix("."))  # type: ignore[attr-defined]
+            assert flags[each.name].help.startswith(info_of(each).help.removesuffix("."))  # type: ignore[attr-defined]
 
 
 def test_all_flags_are_drawn_here_and_precisions_are_those_of_the_passes() -> None:
-    assert {each.name for each in fields(Options) if said_of(each).flag} == set(DRAWN)
+    assert {each.name for each in fields(Options) if info_of(each).flag} == set(DRAWN)
     assert tuple(TYPES) == PRECISIONS
 
 

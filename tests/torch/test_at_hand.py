@@ -288,7 +288,7 @@ def test_what_is_refused() -> None:
     refused("attn_implementation", loss="mean", variant={"attention": "eager"})
     refused("known in PyTorch", loss="triplet_margin")
     refused("not known here", loss="mean", optimizer=fp.optim.LAMB())
-    refused("give 1 or more", loss="mean", accumulate=0)
+    refused("accumulate must be a whole number of at least 1", loss="mean", accumulate=0)
     refused("give a torch.nn.Module", loss="mean", module=3)
     refused("among how many ranks", loss="mean", shard=["0"])
     refused("no part of the module", loss="mean", ranks=2, shard=["7"])

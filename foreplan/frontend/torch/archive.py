@@ -36,13 +36,15 @@ def read_program(path: Path) -> torch.export.ExportedProgram:
     pickles, and loads compiled models.
 
     Raises:
-        OSError: the file cannot be read.
-        ModelError: it is another file, damaged, of another version, or holds what could run.
+        ModelError: the file cannot be read, or is another one, damaged, of another version, or holds what could run.
         UnsupportedError: the program has axes without a fixed extent.
     """
     torch = torch_here()
-    with open(path, "rb") as file:
-        begins = file.read(4)
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     if begins != b"PK\3\4":
         raise ModelError(
             f"{str(path)!r} is no exported program, but {told_by_bytes(path) or f'damaged, or another file; {_AGAIN}'}"

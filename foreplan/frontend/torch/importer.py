@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.base.arguments import names_in, shown
+from foreplan.base.arguments import names_in, path_of, shown
 from foreplan.base.errors import ForeplanError, ModelError, UsageError
 from foreplan.base.patterns import Selection
 from foreplan.frontend.torch.archive import read_program
@@ -44,7 +44,7 @@ def opened(given: Any, example: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         )
     if example or kwargs:
         raise UsageError("an exported program has the shapes of its own example: leave the example out")
-    return read_program(Path(given)) if is_file else given
+    return read_program(Path(path_of("from_torch", given))) if is_file else given
 
 
 def imported(

@@ -49,18 +49,12 @@ class Storage:
         """What the other step stores, by name: of a row each tensor."""
         return {each.name: each for value in self.like for each in _tensors(value)}
 
-    def laid_out(self, graph: Graph) -> Graph:
-        """The forward graph that reads weights where they are.
+    def shared(self, graph: Graph) -> Graph:
+        """The graph that stores what the other step does.
 
         Raises:
-            UsageError: the other step stores another model.
+            UsageError: that step stores another model.
         """
-        if self.like:
-            return self._as_there(graph)
-        return in_parts(graph, self.ranks) if self.ranks.shard == "parameters" else graph
-
-    def _as_there(self, graph: Graph) -> Graph:
-        """The graph that stores what the other step does."""
         self._check(graph)
         graph = _Stored(graph, self._theirs).run()
         own = {value.name: value for value in graph.stored if value.kind in _OWN}
@@ -101,7 +95,9 @@ class LayOutWeights(Pass, requires=("forward",), ensures=("forward",)):
     storage: Storage
 
     def _run(self, graph: Graph) -> Graph:
-        return self.storage.laid_out(graph)
+        if self.storage.like:
+            return self.storage.shared(graph)
+        return in_parts(graph, self.storage.ranks) if self.storage.ranks.shard == "parameters" else graph
 
 
 def _tensors(value: Value) -> list[Value]:

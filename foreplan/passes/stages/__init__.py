@@ -4,7 +4,7 @@ from foreplan.passes.stages.cuts import best_cuts
 from foreplan.passes.stages.inference import CutIntoStages, laid_out_by_weights, stage_forward
 from foreplan.passes.stages.layout import Layout, laid_out
 from foreplan.passes.stages.schedule import Unit, units_of
-from foreplan.passes.stages.stage import StageStep, stage_step
+from foreplan.passes.stages.stage import StageStep
 
 __all__ = [
     "CutIntoStages",
@@ -15,6 +15,5 @@ __all__ = [
     "laid_out",
     "laid_out_by_weights",
     "stage_forward",
-    "stage_step",
     "units_of",
 ]

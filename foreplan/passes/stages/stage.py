@@ -24,11 +24,10 @@ from foreplan.passes.stages.updates import StageUpdater
 from foreplan.passes.stages.wire import Begun, Wire
 
 
-def stage_step(
-    layout: Layout, stage: int, micro_batches: int, optimizer: Optimizer, scaled: bool = False, ranks: Ranks = ALONE
-) -> Graph:
-    """The training step of one stage: it receives, runs forward, sends, and the same backward, for each micro-batch;
-    then it updates its parameters with the mean of their gradients.
+@dataclass(frozen=True)
+class StageStep(Pass, requires=("forward", "loss", "training form"), ensures=("loss", "backward")):
+    """The training step of one stage, in the place of `differentiate`: it receives, runs forward, sends, and the same
+    backward, for each micro-batch; then it updates its parameters with the mean of their gradients.
 
     Inputs without a default have a further leading axis for the micro-batches, if there are several. The loss, on every
     stage, is the mean of the micro-batches' losses. Running statistics and the random state pass from one micro-batch
@@ -38,29 +37,12 @@ def stage_step(
     Where a stage has several ranks, each sends to the rank of the same number in another stage. Parameters that lie in
     parts are gathered for each unit of work.
 
-    Args:
-        layout: of the forward graph of one micro-batch.
-        stage: which one, from 0 on.
-        micro_batches: 1 or more.
-        scaled: whether gradients are too large by a scale (see `LossScale`).
-        ranks: those of one stage.
-
-    Raises:
-        UnsupportedError: an op on the way has no derivative; names the node.
-    """
-    return _Stage(layout, stage, micro_batches, optimizer, scaled, ranks).run()
-
-
-@dataclass(frozen=True)
-class StageStep(Pass, requires=("forward", "loss", "training form"), ensures=("loss", "backward")):
-    """The training step of one stage, in the place of `differentiate`.
-
     Attributes:
         stages: how many there are.
         stage: which one this is, from 0 on.
         micro_batches: 1 or more.
         price: nanoseconds of a node, by which stages are cut.
-        scaled: whether gradients are too large by a scale.
+        scaled: whether gradients are too large by a scale (see `LossScale`).
         ranks: those of one stage.
 
     Raises:
@@ -79,7 +61,7 @@ class StageStep(Pass, requires=("forward", "loss", "training form"), ensures=("l
     def _run(self, graph: Graph) -> Graph:
         check_not_written(graph)
         layout = laid_out(graph, self.stages, self.price)
-        return stage_step(layout, self.stage, self.micro_batches, self.optimizer, self.scaled, self.ranks)
+        return _Stage(layout, self.stage, self.micro_batches, self.optimizer, self.scaled, self.ranks).run()
 
 
 class _MicroBatch:
