@@ -16,7 +16,7 @@ import numpy as np
 import foreplan as fp
 from foreplan.base.units import parse_budget
 from foreplan.compiler.compiled import Compiled
-from tests.foreplan.chains import chain
+from tests.compiler.chains import chain
 
 MIB = 1 << 20
 TURNS = 4  # of which the first warms up

@@ -20,7 +20,7 @@ from foreplan.planner import Problem
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of
 from foreplan.planner.problem import Role
-from tests.foreplan.chains import chain
+from tests.compiler.chains import chain
 
 MIB = 1 << 20
 SHARES = (0.0, 0.01, 0.02, 0.025, 0.05)

@@ -16,8 +16,8 @@ from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.random import Random
 from foreplan.ops.softmax import Softmax
 from foreplan.runtime.cpu.table import family_of
+from tests.cli.shell import answer, foreplan
 from tests.cpu.check import needs_onednn, notes_of
-from tests.foreplan.shell import answer, foreplan
 
 pytestmark = needs_onednn()
 

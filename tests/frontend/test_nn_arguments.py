@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import foreplan as fp
 from foreplan.frontend import nn
-from tests.foreplan.test_arguments import VALUES
+from tests.compiler.test_arguments import VALUES
 from tests.profile import pick
 
 FUNCTIONS = sorted(name for name in nn.__all__ if inspect.isfunction(getattr(nn, name)))

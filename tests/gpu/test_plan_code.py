@@ -16,7 +16,7 @@ from foreplan.runtime.cuda.launch import Launch
 from foreplan.runtime.cuda.libraries import driver, nvrtc
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.libraries.nvrtc import Compiler, cubin, figures
-from tests.foreplan.shell import MODEL, foreplan
+from tests.cli.shell import MODEL, foreplan
 from tests.gpu.card import FakeCard, OwnTarget
 from tests.gpu.compiled import needs_gcc
 from tests.gpu.test_nvrtc import needs_compiler

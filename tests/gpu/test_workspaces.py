@@ -18,8 +18,8 @@ from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
 from foreplan.runtime.cuda.libraries.cudnn import library
 from foreplan.runtime.cuda.workspaces import asked, winograd_bytes
+from tests.cli.shell import answer, foreplan
 from tests.eager.card import MIB, of_card, steps
-from tests.foreplan.shell import answer, foreplan
 from tests.gpu.check import asking_anew, with_cudnn
 from tests.test_outputs import MADE
 

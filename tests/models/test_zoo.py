@@ -29,7 +29,7 @@ PUBLISHED = {
     "bert_base": 109_482_240 - 590_592 + 590_592 + 1_536 + 30_522,
     "mixer_b16": 59_880_472,  # timm
     "ddpm_unet": 35_746_307,  # diffusers
-    "dlrm": 4_635_985,  # tests/torch/test_zoo_dlrm.py
+    "dlrm": 4_635_985,  # tests/torch/test_zoo.py
     "llama": 1_235_814_400,
     "t5_small": 60_506_624,
     "lstm_lm": 19_780_400,

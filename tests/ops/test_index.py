@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.base.errors import ShapeError
-from foreplan.graph import Builder, GraphBuilder, Value
+from foreplan.graph import GraphBuilder
 from foreplan.ops.first_equal import FirstEqual
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
@@ -64,23 +64,6 @@ def test_indices_far_outside_count_modulo_the_axis(dtype: str, width: int, count
         np.testing.assert_array_equal(run_op(ScatterElementsAdd(0, data.shape), both, rows)[0], counts)
 
 
-def test_gradients() -> None:
-    data, indices = RNG.standard_normal((4, 5, 3)), indices_for(5, (2, 4))
-    check_vjp(lambda b, x, i: gather(b, x, i, 1), data, indices)
-    updates = RNG.standard_normal((4, 2, 4, 3))
-
-    def scatter(b: Builder, i: Value, u: Value, base: Value) -> Value:
-        return b.apply(ScatterAdd(1, (4, 5, 3)), i, u, base)
-
-    check_vjp(scatter, indices, updates, data)
-    check_vjp(lambda b, i, u: b.apply(ScatterAdd(1, (4, 5, 3)), i, u), indices, updates)
-
-    def mapped(b: Builder, i: Value, u: Value, one: Value, other: Value) -> Value:
-        return b.apply(MapScatterAdd(1, (4, 5, 3), "(a0 * exp(a1))"), i, u, one, other)
-
-    check_vjp(mapped, indices, updates, data, RNG.standard_normal((5, 3)))
-
-
 def test_rows_are_added_to_the_result_of_a_map() -> None:
     data, rows, indices = RNG.standard_normal((6, 4)), RNG.standard_normal((5, 4)), np.array([3, -1, 3, 0, 3])
     (y,) = run_op(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), indices, rows, data)
@@ -95,25 +78,6 @@ def test_rows_are_added_to_the_result_of_a_map() -> None:
         b.apply(MapScatterAdd(0, (6, 4), "(0.5 * a0)"), i, x, x)
     with pytest.raises(ShapeError, match="must be"):
         b.apply(MapScatterAdd(0, (7, 4), "(0.5 * a0)"), i, u, x)
-
-
-@pytest.mark.parametrize("dtype", ["int64", "int32"])
-@pytest.mark.parametrize(
-    "shape,axis,m", [((4, 5), 1, 3), ((4, 5), 0, 6), ((2, 5, 3), 1, 9), ((3, 40, 700), 1, 31), ((6000,), 0, 9000)]
-)
-def test_elements(shape: tuple[int, ...], axis: int, m: int, dtype: str) -> None:
-    data = RNG.standard_normal(shape).astype(np.float32)
-    at = tuple(m if i == axis else extent for i, extent in enumerate(shape))
-    indices = indices_for(shape[axis], at, dtype)
-    (y,) = run_op(GatherElements(axis), data, indices)
-    np.testing.assert_array_equal(y, np.take_along_axis(data, indices, axis))
-    updates = RNG.standard_normal(at).astype(np.float32)
-    (sums,) = run_op(ScatterElementsAdd(axis, shape), indices, updates)
-    wanted = np.zeros(shape, np.float32)
-    places = list(np.indices(at))
-    places[axis] = indices
-    np.add.at(wanted, tuple(places), updates)
-    np.testing.assert_allclose(sums, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_element_gradients_with_smaller_indices() -> None:
@@ -171,17 +135,6 @@ def test_valid_range_and_refusals() -> None:
     for positions in (i, b.input("one", type_of(np.array(0)))):
         with pytest.raises(ShapeError, match="the last axis of the indices must have"):
             gather_nd(b, x, positions)
-
-
-@pytest.mark.parametrize("dtype", ["int64", "int32", "int8"])
-@pytest.mark.parametrize("count", [0, 1, 6, 700])
-def test_first_equal(count: int, dtype: str) -> None:
-    """Of negative indices and those that mean the same places."""
-    indices = indices_for(9, (count,), dtype)
-    (y,) = run_op(FirstEqual(9), indices)
-    places = (indices % 9).tolist()
-    assert y.dtype == np.int64
-    np.testing.assert_array_equal(y, [places.index(place) for place in places])
 
 
 def test_first_equal_of_something_else() -> None:

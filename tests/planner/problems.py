@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,6 +122,33 @@ def with_round_trips(problem: Problem, seed: int) -> Problem:
             away = make.value(f"{value.name}/host", value.nbytes, host, alignment=value.alignment)
             make.action(f"{value.name}/save", [v], [away], nanoseconds=rng.choice([0, 1, 30]))
             make.action(f"{value.name}/fetch", [away], [v], nanoseconds=rng.choice([0, 1, 30]))
+    return make.problem()
+
+
+def chain(forward: Sequence[int], width: int, copy: int | None = None) -> Problem:
+    """A step whose backward pass reads every activation of the forward pass, and nothing dies in place; at its peak,
+    the first action of the backward pass, all of them live, and two gradients.
+
+    Args:
+        forward: predicted times; others take 100 and 200, and twice as many operations as nanoseconds.
+        width: bytes of each value.
+        copy: predicted time of every copy to the host, and back; None: there is none.
+    """
+    make = Maker((Region("arena"), Region("host", on_device=False))[: 1 if copy is None else 2])
+    kept = [make.value("x0", width, 0, role=Role.INPUT)]
+    for i, time in enumerate(forward, 1):
+        kept.append(make.value(f"x{i}", width, 0))
+        make.action(f"f{i}", [kept[-2]], [kept[-1]], nanoseconds=time, flops=2 * time)
+    g = make.value("g", width, 0, category=Category.GRADIENTS)
+    make.action("loss", [kept[-1]], [g], nanoseconds=100, flops=200)
+    for i in reversed(range(len(kept))):
+        new = make.value(f"g{i}", width, 0, role=Role.TRANSIENT if i else Role.OUTPUT)
+        make.action(f"b{i}", [g, kept[i]], [new], nanoseconds=200, flops=400)
+        g = new
+    for v in kept[1:] if copy is not None else ():
+        host = make.value(f"{make.values[v].name}/host", width, 1)
+        make.action(f"save {v}", [v], [host], nanoseconds=copy)
+        make.action(f"fetch {v}", [host], [v], nanoseconds=copy)
     return make.problem()
 
 

@@ -6,96 +6,124 @@ import itertools
 import pytest
 
 from foreplan.base.units import align_up
-from foreplan.planner import Overwrite, Part, Problem, Role, Step, buffers, bytes_by_category, plan, verify
+from foreplan.planner import Problem, Role, buffers, bytes_by_category, plan, verify
 from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
 from foreplan.planner.memory.order_bound import order_bound
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.placement.layout import schedule
-from tests.planner.problems import Maker, random_problem
-from tests.planner.test_verify import hand_plan
+from tests.planner.problems import random_problem
+from tests.planner.texts import hand_plan, problem
 
 
 def test_live_bytes_by_hand() -> None:
-    make = Maker()
-    w = make.value("w", 100, 0, role=Role.STORED)  # 128 throughout
-    x, a, b = make.value("x", 256, role=Role.INPUT), make.value("a", 512), make.value("b", 500)
-    make.action("f", [x, w], [a], workspace=64, workspace_region=1)  # x 256, a 512, scratch 64
-    make.action("g", [a], [b], Overwrite(0, 0))  # a or b 512
-    make.action("h", [b], [make.value("y", 4, role=Role.OUTPUT)])  # b 512, y 64
-    make.action("i", [], [make.value("z", 64, 2, role=Role.OUTPUT)])  # y 64; the host does not count
-    problem = make.problem()
-    found = schedule(problem, "", [0, 1, 2, 3])
+    asked = problem(
+        """
+        w 100 stored
+        f: x 256 input, w -> a 512 | ws=64
+        g: a -> b 500 | b?a
+        h: b -> y 4 output
+        i: -> z 64 output @host
+        """
+    )
+    found = schedule(asked, "", [0, 1, 2, 3])
+    # w has 128 throughout. f: x, a and scratch; g: a or b; h: b and y; i: y, and the host does not count.
     live = [128 + 256 + 512 + 64, 128 + 512, 128 + 512 + 64, 128 + 64]
-    assert live_bytes(problem, found.order).tolist() == live
-    assert reserved_bytes(problem, found.order, found.ranges, found.alias_sets).tolist() == live
+    assert live_bytes(asked, found.order).tolist() == live
+    assert reserved_bytes(asked, found.order, found.ranges, found.alias_sets).tolist() == live
     assert found.bound == 960
 
 
 def test_what_takes_the_bytes_of_the_first_value_counts_from_the_next_step_on() -> None:
-    make = Maker()
-    x, a = make.value("x", 640, role=Role.INPUT), make.value("a", 640)
-    make.action("f", [x], [a], Overwrite(0, 0))
-    make.action("g", [a], [make.value("y", 64, role=Role.OUTPUT)])
-    found = schedule(make.problem(), "", [0, 1])
-    assert reserved_bytes(make.problem(), found.order, found.ranges, found.alias_sets).tolist() == [640, 704]
+    asked = problem("f: x 640 input -> a 640 | a?x; g: a -> y 64 output")
+    found = schedule(asked, "", [0, 1])
+    assert reserved_bytes(asked, found.order, found.ranges, found.alias_sets).tolist() == [640, 704]
 
 
 def test_a_workspace_off_the_device_counts_nowhere() -> None:
-    make = Maker()
-    x = make.value("x", 256, role=Role.INPUT)
-    make.action("f", [x], [make.value("y", 64, role=Role.OUTPUT)], workspace=1000, workspace_region=2)
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [320] and order_bound(problem) == 320
+    asked = problem("f: x 256 input -> y 64 output | ws=1000@host")
+    assert live_bytes(asked, [0]).tolist() == [320] and order_bound(asked) == 320
 
 
 def test_what_can_be_made_again_is_held_by_nobody() -> None:
     """An effect writes v, and a pure action may write it as well: right before it is read."""
-    make = Maker()
-    x, u = make.value("x", 64, role=Role.INPUT), make.value("u", 64)
-    v, p = make.value("v", 640), make.value("p", 64)
-    make.action("once", [x], [v, u], effect=True)
-    make.action("between", [u], [p], workspace=640, workspace_region=1)
-    make.action("again", [x], [v])
-    make.action("read", [v, p], [make.value("y", 64, role=Role.OUTPUT)])
-    problem = make.problem()
-    assert live_bytes(problem, [0, 1, 2, 3]).tolist() == [768, 832, 768, 768]
-    assert 768 <= order_bound(problem) <= 832
+    asked = problem(
+        """
+        once: x 64 input -> v 640, u 64 | effect
+        between: u -> p 64 | ws=640
+        again: x -> v
+        read: v, p -> y 64 output
+        """
+    )
+    assert live_bytes(asked, [0, 1, 2, 3]).tolist() == [768, 832, 768, 768]
+    assert 768 <= order_bound(asked) <= 832
 
 
-def test_order_bound_by_hand() -> None:
-    make = Maker()
-    w = make.value("w", 64, 0, role=Role.STORED)
-    x, x2 = make.value("x", 256, role=Role.INPUT), make.value("x2", 256, role=Role.INPUT)
-    a, b = make.value("a", 512), make.value("b", 512)
-    make.action("f", [x, w], [a])  # 64 + 256 + 512, and x2 256 is read later
-    make.action("g", [a, x2], [b], Overwrite(0, 0), workspace=128, workspace_region=1)  # 64 + 512 + 256 + 128
-    make.action("h", [b], [make.value("y", 64, role=Role.OUTPUT)])
-    make.action("not needed", [x], [make.value("big", 10**6)])
-    assert order_bound(make.problem()) == 1088
+ORDER_BOUNDS = {
+    "by hand": (
+        """
+        w 64 stored; x2 256 input
+        f: x 256 input, w -> a 512
+        g: a, x2 -> b 512 | b?a ws=128
+        h: b -> y 64 output
+        not needed: x -> big 1000000
+        """,
+        1088,  # f: w, x, a, and x2, which is read later
+    ),
+    "an action without an alternative is unavoidable": (
+        "hungry: x 64 input -> y 64 output | ws=1000000",
+        64 + 64 + 10**6,
+    ),
+    "an action with an alternative is not": (
+        "hungry: x 64 input -> y 64 output | ws=1000000; modest: x -> y",
+        128,  # y is written while x is read
+    ),
+    "an input that is read last is held throughout": (
+        "a: x 640 input -> a 64; b: a -> b 6400; c: b -> c 64; y: c, x -> y 64 output",
+        640 + 64 + 6400,  # x is read after b and cannot be made again
+    ),
+    **{
+        name: (
+            f"""
+            draw: x 64 input -> drawn 640 {effect}
+            a: drawn -> a 64; b: a -> b 6400; c: b -> c 64; y: c, drawn -> y 64 output
+            """,
+            64 + 6400 + held,
+        )
+        for name, effect, held in (
+            ("what an effect gives is held", "| effect", 640),
+            ("what can be made again is not", "", 64),
+            ("nor where it can be made without the effect as well", "| effect; drawn: x -> drawn", 64),
+        )
+    },
+    "what is read before an effect gives something is not held beside it": (
+        # What the effect's result is made from can be large: the result is not there yet.
+        """
+        large: x 64 input -> large 6400; small: large -> small 64; draw: small -> drawn 640 | effect
+        a: drawn -> a 64; y: a, drawn -> y 64 output
+        """,
+        64 + 6400,
+    ),
+    "one read serves one write": ("split: x 640 input -> a 640 output, b 320 output | a?x b?x", 640 + 320),
+}
 
 
-def test_an_action_with_an_alternative_is_not_unavoidable() -> None:
-    make = Maker()
-    x, y = make.value("x", 64, role=Role.INPUT), make.value("y", 64, role=Role.OUTPUT)
-    make.action("hungry", [x], [y], workspace=10**6, workspace_region=1)
-    assert order_bound(make.problem()) > 10**6
-    make.action("modest", [x], [y])
-    assert order_bound(make.problem()) == 128  # y is written while x is read
+@pytest.mark.parametrize("name", ORDER_BOUNDS)
+def test_order_bounds(name: str) -> None:
+    text, bound = ORDER_BOUNDS[name]
+    assert order_bound(problem(text)) == bound
 
 
-@pytest.mark.parametrize(("role", "least"), [(Role.TRANSIENT, 1344), (Role.OUTPUT, 1920)])
-def test_parts_count_beside_the_whole_only_where_they_are_needed_after_it(role: Role, least: int) -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    a, b = make.value("a", 640, role=role), make.value("b", 640)
-    both = make.value("both", 1280, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("b", [x], [b])
-    make.action("join", [a, b], [both], parts=(Part(0, 0, 0), Part(0, 1, 640)))
-    problem = make.problem()
-    assert order_bound(problem) == least
-    assert live_bytes(problem, [0, 1, 2]).tolist() == [704, 1344, {Role.TRANSIENT: 1280, Role.OUTPUT: 1920}[role]]
-    assert plan(problem).lower_bound_bytes == least
+@pytest.mark.parametrize(("role", "least", "last"), [("", 1344, 1280), ("output", 1920, 1920)])
+def test_parts_count_beside_the_whole_only_where_they_are_needed_after_it(role: str, least: int, last: int) -> None:
+    asked = problem(
+        f"""
+        a: x 64 input -> a 640 {role}; b: x -> b 640
+        join: a, b -> both 1280 output | both[0]?a both[640]?b
+        """
+    )
+    assert order_bound(asked) == least
+    assert live_bytes(asked, [0, 1, 2]).tolist() == [704, 1344, last]
+    assert plan(asked).lower_bound_bytes == least
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -166,126 +194,58 @@ def test_no_schedule_of_a_tiny_problem_is_below_the_order_bound_even_if_it_recom
         assert order_bound(problem) <= least_with_recomputation(problem) <= plan(problem).lower_bound_bytes
 
 
-def test_an_input_that_is_read_last_is_held_throughout() -> None:
-    make = Maker()
-    x = make.value("x", 640, role=Role.INPUT)
-    a, b = make.value("a", 64), make.value("b", 6400)
-    c, y = make.value("c", 64), make.value("y", 64, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("b", [a], [b])  # x is read later and cannot be made again
-    make.action("c", [b], [c])
-    make.action("y", [c, x], [y])
-    assert order_bound(make.problem()) == 640 + 64 + 6400
+# A problem, a plan of it, the height of the arena and the live set of each step.
+LIVE = {
+    "what lies between parts in place is free until they are joined": (
+        # A large temporary fits where the second part is made only after it has gone.
+        """
+        a: x 64 input -> a 64; large: x -> large 1024; small: large -> small 64; b: small -> b 1024
+        join: a, b -> both 1088 output | both[0]?a both[64]?b
+        """,
+        """
+        x@1088; a: x@1088 -> a@0; large: x@1088 -> large@64; small: large@64 -> small@1088; b: small@1088 -> b@64
+        join: a@0 b@64 -> both@0; both@0
+        """,
+        1152,
+        [128, 1152, 1152, 1152, 1088],
+    ),
+    "a smaller result in place counts alone from the next step on": (
+        "shrink: x 640 input -> small 64 | small?x; grow: small -> large 640; end: large, small -> y 64 output",
+        "x@0; shrink: x@0 -> small@0; grow: small@0 -> large@64; end: large@64 small@0 -> y@704; y@704",
+        768,
+        [640, 704, 768],
+    ),
+    "what a part must overwrite counts with its own size": (
+        """
+        f: x 256 input -> part 78 | part!x; g: part -> rest 50
+        join: part, rest -> both 178 output | both[0]?part both[128]?rest
+        """,
+        "x@0; f: x@0 -> part@0; g: part@0 -> rest@128; join: part@0 rest@128 -> both@0; both@0",
+        256,
+        [256, 192, 192],
+    ),
+    "each read serves one write and the most bytes are shared": (
+        # Of two reads, one serves either write and the other only the smaller: the greedy choice alone would be wrong.
+        "f: x 128 input, y 128 input -> a 64 output, b 128 output | a?x b?x b?y",
+        "x@0 y@128; f: x@0 y@128 -> a@0 b@128; a@0 b@128",
+        256,
+        [256],
+    ),
+}
 
 
-@pytest.mark.parametrize(("effect", "twice", "held"), [(True, False, 640), (False, False, 64), (True, True, 64)])
-def test_what_an_effect_gives_is_held_and_what_can_be_made_again_is_not(effect: bool, twice: bool, held: int) -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    drawn, a, b, c = (make.value(name, size) for name, size in (("drawn", 640), ("a", 64), ("b", 6400), ("c", 64)))
-    make.action("draw", [x], [drawn], effect=effect)
-    if twice:  # it can be made without the effect as well
-        make.action("drawn", [x], [drawn])
-    make.action("a", [drawn], [a])
-    make.action("b", [a], [b])
-    make.action("c", [b], [c])
-    make.action("y", [c, drawn], [make.value("y", 64, role=Role.OUTPUT)])
-    assert order_bound(make.problem()) == 64 + 6400 + held
-
-
-def test_what_is_read_before_an_effect_gives_something_is_not_held_beside_it() -> None:
-    """What the effect's result is made from can be large: the result is not there yet."""
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    large, small = make.value("large", 6400), make.value("small", 64)
-    drawn, a = make.value("drawn", 640), make.value("a", 64)
-    make.action("large", [x], [large])
-    make.action("small", [large], [small])
-    make.action("draw", [small], [drawn], effect=True)
-    make.action("a", [drawn], [a])
-    make.action("y", [a, drawn], [make.value("y", 64, role=Role.OUTPUT)])
-    assert order_bound(make.problem()) == 64 + 6400
-
-
-def test_one_read_serves_one_write() -> None:
-    make = Maker()
-    x = make.value("x", 640, role=Role.INPUT)
-    a, b = make.value("a", 640, role=Role.OUTPUT), make.value("b", 320, role=Role.OUTPUT)
-    make.action("split", [x], [a, b], Overwrite(0, 0), Overwrite(1, 0))
-    assert order_bound(make.problem()) == 640 + 320
-
-
-def test_what_lies_between_parts_in_place_is_free_until_they_are_joined() -> None:
-    """A large temporary fits where the second part is made only after it has gone."""
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    a, b, large, small = make.value("a", 64), make.value("b", 1024), make.value("large", 1024), make.value("small", 64)
-    both = make.value("both", 1088, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("large", [x], [large])
-    make.action("small", [large], [small])
-    make.action("b", [small], [b])
-    make.action("join", [a, b], [both], parts=(Part(0, 0, 0), Part(0, 1, 64)))
-    problem = make.problem()
-    assert live_bytes(problem, range(5)).tolist() == [128, 1152, 1152, 1152, 1088]
-    steps = [
-        Step(0, (1088,), (0,)),
-        Step(1, (1088,), (64,)),
-        Step(2, (64,), (1088,)),
-        Step(3, (1088,), (64,)),
-        Step(4, (0, 64), (0,)),
-    ]
-    verify(hand_plan(problem, steps, {x: 1088}, {both: 0}, (0, 1152, 0), 1152, 1), problem)
+@pytest.mark.parametrize("name", LIVE)
+def test_live_bytes_of_plans_by_hand(name: str) -> None:
+    text, answer, height, live = LIVE[name]
+    asked = problem(text)
+    assert live_bytes(asked, range(len(asked.actions))).tolist() == live
+    verify(hand_plan(asked, answer, (0, height, 0), live), asked)
 
 
 def test_an_input_that_nobody_reads_is_there_at_the_start_alone() -> None:
-    make = Maker()
-    unread = make.value("unread", 256, role=Role.INPUT)
-    y = make.value("y", 192, role=Role.OUTPUT)
-    make.action("f", [], [y])
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [256]
-    good = hand_plan(problem, [Step(0, (), (64,))], {unread: 0}, {y: 64}, (0, 256, 0), 256, 0)
-    verify(good, problem)
-    assert sum(bytes_by_category(good, problem, 0).values()) == 256
-    assert [buffer.value for buffer in buffers(good, problem)] == [y]
-
-
-def test_a_smaller_result_in_place_counts_alone_from_the_next_step_on() -> None:
-    make = Maker()
-    x = make.value("x", 640, role=Role.INPUT)
-    small, large = make.value("small", 64), make.value("large", 640)
-    make.action("shrink", [x], [small], Overwrite(0, 0))
-    make.action("grow", [small], [large])
-    make.action("end", [large, small], [make.value("y", 64, role=Role.OUTPUT)])
-    problem = make.problem()
-    assert live_bytes(problem, range(3)).tolist() == [640, 704, 768]
-    steps = [Step(0, (0,), (0,)), Step(1, (0,), (64,)), Step(2, (64, 0), (704,))]
-    verify(hand_plan(problem, steps, {x: 0}, {3: 704}, (0, 768, 0), 768, 2), problem)
-
-
-def test_what_a_part_must_overwrite_counts_with_its_own_size() -> None:
-    make = Maker()
-    x = make.value("x", 256, role=Role.INPUT)
-    part, rest = make.value("part", 78), make.value("rest", 50)
-    make.action("f", [x], [part], Overwrite(0, 0, True))
-    make.action("g", [part], [rest])
-    both = make.value("both", 178, role=Role.OUTPUT)
-    make.action("join", [part, rest], [both], parts=(Part(0, 0, 0), Part(0, 1, 128)))
-    problem = make.problem()
-    assert live_bytes(problem, range(3)).tolist() == [256, 192, 192]
-    steps = [Step(0, (0,), (0,)), Step(1, (0,), (128,)), Step(2, (0, 128), (0,))]
-    verify(hand_plan(problem, steps, {x: 0}, {both: 0}, (0, 256, 0), 256, 0), problem)
-
-
-def test_each_read_serves_one_write_and_the_most_bytes_are_shared() -> None:
-    """Of two reads, one serves either write and the other only the smaller: the greedy choice alone would be wrong."""
-    make = Maker()
-    x, y = make.value("x", 128, role=Role.INPUT), make.value("y", 128, role=Role.INPUT)
-    a, b = make.value("a", 64, role=Role.OUTPUT), make.value("b", 128, role=Role.OUTPUT)
-    make.action("f", [x, y], [a, b], Overwrite(0, 0), Overwrite(1, 0), Overwrite(1, 1))
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [256]
-    verify(
-        hand_plan(problem, [Step(0, (0, 128), (0, 128))], {x: 0, y: 128}, {a: 0, b: 128}, (0, 256, 0), 256, 0), problem
-    )
+    asked = problem("unread 256 input; f: -> y 192 output")
+    assert live_bytes(asked, [0]).tolist() == [256]
+    good = hand_plan(asked, "unread@0; f: -> y@64; y@64", (0, 256, 0), [256])
+    verify(good, asked)
+    assert sum(bytes_by_category(good, asked, 0).values()) == 256
+    assert [asked.values[buffer.value].name for buffer in buffers(good, asked)] == ["y"]

@@ -3,25 +3,26 @@ from __future__ import annotations
 import pytest
 
 from foreplan.base.errors import DoesNotFitError, UsageError
-from foreplan.planner import Overwrite, Region, Role, check_problem, plan
-from tests.planner.problems import Maker, training_chain, training_net
+from foreplan.planner import check_problem, plan
+from tests.planner.problems import REGIONS, training_chain, training_net
+from tests.planner.texts import problem
 from tests.profile import pick
 
 
 def test_a_plan_as_text() -> None:
-    make = Maker((Region("persistent"), Region("arena")))
-    w = make.value("w", 100, 0, role=Role.STORED)
-    step = make.value("step", 8, 0, role=Role.STORED)
-    x, a, b = make.value("x", 256, role=Role.INPUT), make.value("a", 256), make.value("b", 256)
-    y = make.value("y", 64, role=Role.OUTPUT)
-    make.action("double", [x], [a], Overwrite(0, 0))
-    make.action("mix", [a, w], [b], workspace=32, workspace_region=1)
-    make.action("sum", [b], [y])
-    make.action("count", [step], [make.value("step'", 8, 0, role=Role.OUTPUT, home=step)], Overwrite(0, 0, True))
-    problem = make.problem()
+    asked = problem(
+        """
+        w 100 stored; step 8 stored
+        double: x 256 input -> a 256 | a?x
+        mix: a, w -> b 256 | ws=32
+        sum: b -> y 64 output
+        count: step -> step' 8 output home=step | step'!step
+        """,
+        REGIONS[:2],
+    )
     # In the arena: x and a in place, b beside a, 64 bytes of scratch; y takes bytes of a or the scratch.
-    found = plan(problem)
-    lines = found.as_text(problem).splitlines()
+    found = plan(asked)
+    lines = found.as_text(asked).splitlines()
     assert lines[:4] == [
         "plan arena=768 (768 B) lower_bound=768 order_lower_bound=768 heights=[192, 576]",
         "start w@0",
@@ -30,8 +31,8 @@ def test_a_plan_as_text() -> None:
     ]
     order = [line.split()[1].rstrip(":") for line in lines[4:8]]
     assert sorted(order) == ["count", "double", "mix", "sum"]
-    assert f"double: a@{found.starts[2][1]} = x@{found.starts[2][1]}" in found.as_text(problem)
-    assert "count: step'@128 = step@128" in found.as_text(problem)
+    assert f"double: a@{found.starts[2][1]} = x@{found.starts[2][1]}" in found.as_text(asked)
+    assert "count: step'@128 = step@128" in found.as_text(asked)
     assert lines[8:] == ["end w@0", f"end y@{found.ends[1][1]}", "end step'@128"]
 
 
@@ -92,13 +93,10 @@ def test_remat_is_checked() -> None:
 
 
 def test_problems_without_steps_or_values() -> None:
-    make = Maker()
-    assert plan(make.problem()).arena_bytes == 0
-    make.value("w", 100, 0, role=Role.STORED)
-    make.value("x", 100, role=Role.INPUT)
-    problem = make.problem()
-    check_problem(problem)
-    found = plan(problem)
+    assert plan(problem("")).arena_bytes == 0
+    asked = problem("w 100 stored; x 100 input")
+    check_problem(asked)
+    found = plan(asked)
     assert (found.arena_bytes, found.heights) == (256, (128, 128, 0))
     assert found.ends == ((0, 0),)
 

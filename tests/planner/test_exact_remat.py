@@ -11,7 +11,9 @@ import pytest
 from foreplan.planner import Action, Overwrite, Problem, Role, plan
 from foreplan.planner.placement.layout import schedule
 from tests.planner.exact_remat import Formulation, device_bytes, may_take, runs_once
-from tests.planner.problems import REGIONS, Maker, priced, random_problem
+from tests.planner.problems import priced, random_problem
+from tests.planner.texts import ARENA
+from tests.planner.texts import problem as parsed
 from tests.planner.training_graphs import nothing_in_place, random_training
 from tests.profile import few
 
@@ -114,16 +116,13 @@ def test_all_schedules_of_larger_training_steps() -> None:
 
 
 def test_one_activation_is_computed_twice() -> None:
-    make = Maker(REGIONS[1:2])
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, b, c = (make.value(name, 640, 0) for name in "abc")
-    make.action("a", [x], [a], nanoseconds=7)
-    make.action("b", [a], [b], nanoseconds=1)
-    make.action("c", [b], [c], nanoseconds=1)
-    d = make.value("d", 64, 0)
-    make.action("d", [c], [d], nanoseconds=1)
-    make.action("y", [d, a], [make.value("y", 64, 0, role=Role.OUTPUT)], nanoseconds=1)
-    problem = make.problem()
+    problem = parsed(
+        """
+        a: x 64 input -> a 640 | ns=7; b: a -> b 640 | ns=1; c: b -> c 640 | ns=1
+        d: c -> d 64 | ns=1; y: d, a -> y 64 output | ns=1
+        """,
+        ARENA,
+    )
     cost = [action.nanoseconds for action in problem.actions]
     with_a, without = 3 * 640 + 64, 2 * 640 + 64
     assert Formulation(problem, range(5), with_a).solve(cost, 9).cost == 11

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foreplan.base.errors import DoesNotFitError
 from foreplan.planner import Curve, Plan, Problem, Region, Role, Value, plan, plan_curve, totals
 from tests.planner.executor import Machine
-from tests.planner.problems import Maker, priced, random_problem, with_round_trips
+from tests.planner.problems import Maker, chain, priced, random_problem, with_round_trips
 from tests.profile import pick
 
 WIDTH = 1 << 12
@@ -23,27 +23,11 @@ def with_kept(problem: Problem, kept: set[int]) -> Problem:
     return replace(problem, values=tuple(replace(value, kept=v in kept) for v, value in enumerate(problem.values)))
 
 
-def chain() -> Problem:
-    """A step whose backward pass reads every activation; at its peak all of them live, and two gradients."""
-    make = Maker((Region("arena"),))
-    made = [make.value("x0", WIDTH, 0, role=Role.INPUT)]
-    for i in range(1, LAYERS + 1):
-        made.append(make.value(f"x{i}", WIDTH, 0))
-        make.action(f"f{i}", [made[-2]], [made[-1]], nanoseconds=100)
-    g = make.value("g", WIDTH, 0)
-    make.action("loss", [made[-1]], [g], nanoseconds=100)
-    for i in reversed(range(len(made))):
-        new = make.value(f"g{i}", WIDTH, 0, role=Role.TRANSIENT if i else Role.OUTPUT)
-        make.action(f"b{i}", [g, made[i]], [new], nanoseconds=200)
-        g = new
-    return make.problem()
-
-
 @pytest.mark.parametrize("count", [6, 9, LAYERS - 1])
 def test_the_least_of_a_chain_holds_what_is_kept(count: int) -> None:
     # At the last layer's backward pass: the input, which nothing can make again, what is kept, the layer's own
     # result, and two gradients. All else is made again from the last value that is kept, two at once.
-    problem = with_kept(chain(), set(range(1, 1 + count)))
+    problem = with_kept(chain([100] * LAYERS, WIDTH), set(range(1, 1 + count)))
     curve = plan_curve(problem)
     least = curve.plan(len(curve) - 1)
     assert least.arena_bytes == (1 + count + 3) * WIDTH
@@ -85,7 +69,7 @@ def check_monotone(problem: Problem, curve: Curve, plans: list[Plan]) -> None:
 
 
 def test_what_is_kept_and_what_is_made_again_are_part_of_the_problem() -> None:
-    problem = chain()
+    problem = chain([100] * LAYERS, WIDTH)
     other = with_kept(problem, {1})
     assert problem.digest != other.digest and " kept" in other.as_text() and " kept" not in problem.as_text()
     again = replace(problem, values=(*problem.values[:3], replace(problem.values[3], copy_of=2), *problem.values[4:]))

@@ -34,7 +34,9 @@ from foreplan.planner.recompute.arrays import OFFLOAD, make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
-from tests.planner.problems import Maker, priced, random_problem, with_round_trips
+from tests.planner.problems import chain, priced, random_problem, with_round_trips
+from tests.planner.test_verify import with_step
+from tests.planner.texts import problem as parsed
 from tests.profile import pick
 
 WIDTH = 1 << 16
@@ -42,32 +44,6 @@ LAYERS = 36
 DEVICE_AND_HOST = (Region("arena"), Region("host", on_device=False))
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
-
-
-def chain(forward: list[int], copy: int) -> Problem:
-    """A step whose backward pass reads every activation of the forward pass, and nothing dies in place; at its peak,
-    the first action of the backward pass, all of them live, and two gradients.
-
-    Args:
-        forward: predicted times.
-        copy: predicted time of every copy, in either direction.
-    """
-    make = Maker(DEVICE_AND_HOST)
-    kept = [make.value("x0", WIDTH, 0, role=Role.INPUT)]
-    for i, time in enumerate(forward, 1):
-        kept.append(make.value(f"x{i}", WIDTH, 0))
-        make.action(f"f{i}", [kept[-2]], [kept[-1]], nanoseconds=time, flops=2 * time)
-    g = make.value("g", WIDTH, 0)
-    make.action("loss", [kept[-1]], [g], nanoseconds=100, flops=200)
-    for i in reversed(range(len(kept))):
-        new = make.value(f"g{i}", WIDTH, 0, role=Role.TRANSIENT if i else Role.OUTPUT)
-        make.action(f"b{i}", [g, kept[i]], [new], nanoseconds=200, flops=400)
-        g = new
-    for v in kept[1:]:
-        host = make.value(f"{make.values[v].name}/host", WIDTH, 1)
-        make.action(f"save {v}", [v], [host], nanoseconds=copy)
-        make.action(f"fetch {v}", [host], [v], nanoseconds=copy)
-    return make.problem()
 
 
 def extra(found: Plan, problem: Problem) -> int:
@@ -89,7 +65,7 @@ def recomputed(found: Plan, problem: Problem) -> int:
 @pytest.mark.parametrize("away", [1, 10, 35])
 def test_where_recomputation_is_dear_a_budget_is_met_by_copies_alone(away: int) -> None:
     # So many of x1 ... x35 must be away at the peak. Each costs one copy out and one back, and nothing costs less.
-    problem = chain([1000] * LAYERS, copy=10)
+    problem = chain([1000] * LAYERS, WIDTH, copy=10)
     assert plan(problem, remat="off").arena_bytes == (LAYERS + 3) * WIDTH
     found = plan(problem, (LAYERS + 3 - away) * WIDTH)
     assert found.arena_bytes == (LAYERS + 3 - away) * WIDTH
@@ -102,7 +78,7 @@ def test_where_recomputation_is_dear_a_budget_is_met_by_copies_alone(away: int) 
 
 def test_where_the_bus_is_slow_everything_is_recomputed() -> None:
     # A copy there and back takes longer than to run the whole forward pass again.
-    problem = chain([100] * LAYERS, copy=5000)
+    problem = chain([100] * LAYERS, WIDTH, copy=5000)
     curve = plan_curve(problem)
     assert len(curve) > 10
     for index in range(len(curve)):
@@ -114,7 +90,7 @@ def test_where_the_bus_is_slow_everything_is_recomputed() -> None:
 @pytest.mark.parametrize("copies", [0, 1, 5, 16])
 def test_what_is_cheap_is_recomputed_and_what_is_dear_is_copied(copies: int) -> None:
     # Every other action is cheap: its 18 results are recomputed for 1 each, and what else must be away costs 20.
-    problem = chain([1, 1000] * (LAYERS // 2), copy=10)
+    problem = chain([1, 1000] * (LAYERS // 2), WIDTH, copy=10)
     found = plan(problem, (LAYERS + 3 - 18 - copies) * WIDTH)
     assert extra(found, problem) == 18 + 20 * copies
     assert (copied(found, problem), recomputed(found, problem)) == (2 * copies, 18)
@@ -122,23 +98,12 @@ def test_what_is_cheap_is_recomputed_and_what_is_dear_is_copied(copies: int) -> 
 
 
 def test_a_value_that_is_fetched_three_times_is_copied_out_once() -> None:
-    make = Maker(DEVICE_AND_HOST)
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    v = make.value("v", WIDTH, 0)
-    make.action("make", [x], [v], nanoseconds=1000)
-    last = make.value("y", 64, 0)
-    make.action("use", [v], [last], nanoseconds=100)
-    for i in range(3):
-        wide = make.value(f"wide{i}", 2 * WIDTH, 0)
-        make.action(f"widen{i}", [last], [wide], nanoseconds=100)
-        narrow = make.value(f"narrow{i}", 64, 0)
-        make.action(f"narrow{i}", [wide], [narrow], nanoseconds=100)
-        last = make.value(f"y{i}", 64, 0, role=Role.OUTPUT if i == 2 else Role.TRANSIENT)
-        make.action(f"use{i}", [v, narrow], [last], nanoseconds=100)
-    host = make.value("v/host", WIDTH, 1)
-    make.action("save", [v], [host], nanoseconds=10)
-    make.action("fetch", [host], [v], nanoseconds=10)
-    problem = make.problem()
+    text = f"make: x 64 input -> v {WIDTH} | ns=1000; use: v -> y 64 | ns=100"
+    for i, last in enumerate(("y", "y0", "y1")):
+        text += f"; widen{i}: {last} -> wide{i} {2 * WIDTH} | ns=100; narrow{i}: wide{i} -> narrow{i} 64 | ns=100"
+        text += f"; use{i}: v, narrow{i} -> y{i} 64 {'output' * (i == 2)} | ns=100"
+    text += f"; save: v -> v/host {WIDTH} @host | ns=10; fetch: v/host -> v | ns=10"
+    problem = parsed(text, DEVICE_AND_HOST)
     assert plan(problem, remat="off").arena_bytes == 3 * WIDTH + 64
     found = plan(problem, 3 * WIDTH)
     names = [problem.actions[step.action].name for step in found.steps]
@@ -148,7 +113,7 @@ def test_a_value_that_is_fetched_three_times_is_copied_out_once() -> None:
 
 
 def test_without_recomputation_there_are_copies_alone() -> None:
-    problem = chain([1] * LAYERS, copy=10)
+    problem = chain([1] * LAYERS, WIDTH, copy=10)
     found = plan(problem, 9 * WIDTH, remat="off")
     assert found.arena_bytes == 9 * WIDTH and recomputed(found, problem) == 0
     assert extra(found, problem) == 20 * 30
@@ -159,13 +124,13 @@ def test_without_recomputation_there_are_copies_alone() -> None:
 
 def test_the_bound_over_all_schedules_holds_with_copies_and_is_reached() -> None:
     # The input cannot be moved; beside it, every action of the backward pass needs three values.
-    problem = chain([1000] * LAYERS, copy=10)
+    problem = chain([1000] * LAYERS, WIDTH, copy=10)
     curve = plan_curve(problem)
     assert order_bound(problem) == 4 * WIDTH == curve.plan(len(curve) - 1).arena_bytes
 
 
 def test_copies_that_cost_next_to_nothing_are_free() -> None:
-    problem = chain([1000] * LAYERS, copy=10)
+    problem = chain([1000] * LAYERS, WIDTH, copy=10)
     whole = sum(action.nanoseconds for i, action in enumerate(problem.actions) if i not in problem.copies)
     found = plan(problem)
     away = whole // 100 // 20
@@ -173,7 +138,7 @@ def test_copies_that_cost_next_to_nothing_are_free() -> None:
 
 
 def test_by_flops_a_copy_counts_as_many_as_run_in_its_time() -> None:
-    problem = chain([1000] * LAYERS, copy=10)  # 2 flops a nanosecond
+    problem = chain([1000] * LAYERS, WIDTH, copy=10)  # 2 flops a nanosecond
     points = plan_curve(problem, "flops").points
     assert points[0].cost == 2 * (10 + 10) and points[9].cost == 10 * points[0].cost
 
@@ -197,22 +162,17 @@ def test_what_is_a_round_trip() -> None:
 
 
 def test_a_plan_that_fetches_something_else_is_refused() -> None:
-    problem = chain([1000] * 8, copy=10)
+    problem = chain([1000] * 8, WIDTH, copy=10)
     found = plan(problem, 6 * WIDTH)
     fetches = [i for i, s in enumerate(found.steps) if problem.actions[s.action].name.startswith("fetch")]
     assert len(fetches) == 5
 
-    def with_step(number: int, **changes: tuple[int, ...]) -> Plan:
-        steps = list(found.steps)
-        steps[number] = replace(steps[number], **changes)
-        return replace(found, steps=tuple(steps))
-
     own, other = (found.steps[i].reads[0] for i in fetches[:2])
     with pytest.raises(VerificationError, match=r"is needed, but 'x\d/host'"):
-        verify(with_step(fetches[0], reads=(other,)), problem)
+        verify(with_step(found, fetches[0], reads=(other,)), problem)
     save = next(i for i, s in enumerate(found.steps) if s.action in problem.copies and s.writes == (own,))
     with pytest.raises(VerificationError, match="not within region 'host'"):
-        verify(with_step(save, writes=(found.heights[1],)), problem)
+        verify(with_step(found, save, writes=(found.heights[1],)), problem)
     with pytest.raises(VerificationError, match="the device's heights come to"):
         verify(replace(found, arena_bytes=sum(found.heights)), problem)
     steps = tuple(s for i, s in enumerate(found.steps) if i != save)
@@ -269,7 +229,8 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int,
 @given(seeds)
 def test_a_smaller_budget_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)
-    problem = chain([rng.choice([1, 30, 1000]) for _ in range(rng.randint(2, 12))], copy=rng.choice([1, 10, 100]))
+    forward = [rng.choice([1, 30, 1000]) for _ in range(rng.randint(2, 12))]
+    problem = chain(forward, WIDTH, copy=rng.choice([1, 10, 100]))
     curve = plan_curve(problem)
     arena, time = curve.plan(0).arena_bytes, 0
     for budget in sorted((rng.randint(1, arena) for _ in range(6)), reverse=True):

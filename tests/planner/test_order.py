@@ -5,21 +5,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.base.errors import PlanError
-from foreplan.planner import Overwrite, Problem, Role, plan
+from foreplan.planner import Problem, Role, plan
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import (
     HEURISTICS,
+    Heuristic,
     depth_first,
     frees_first,
     least_memory_first,
     program_order,
     updates_first,
 )
-from tests.planner.problems import Maker, random_problem, training_chain
+from tests.planner.problems import random_problem, training_chain
+from tests.planner.texts import problem
 
 
-def names(problem: Problem, order: list[int]) -> list[str]:
-    return [problem.actions[i].name for i in order]
+def names(asked: Problem, order: list[int]) -> list[str]:
+    return [asked.actions[i].name for i in order]
 
 
 @settings(max_examples=100, deadline=None)
@@ -65,83 +67,57 @@ def test_program_order_keeps_the_list_where_it_may() -> None:
     assert program_order(problem, dependences(problem)) == list(range(len(problem.actions)))
 
 
-def test_program_order_puts_an_overwrite_behind_the_readers() -> None:
-    make = Maker()
-    w = make.value("w", 64, 0, role=Role.STORED)
-    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    make.action("update", [w], [new], Overwrite(0, 0, True), effect=True)
-    make.action("read", [w], [make.value("y", 64, role=Role.OUTPUT)])
-    problem = make.problem()
-    assert names(problem, program_order(problem, dependences(problem))) == ["read", "update"]
+# What an order makes of a problem.
+ORDERS: dict[str, tuple[Heuristic, str, list[str]]] = {
+    "program order puts an overwrite behind the readers": (
+        program_order,
+        "w 64 stored; update: w -> w' 64 output home=w | w'!w effect; read: w -> y 64 output",
+        ["read", "update"],
+    ),
+    "least memory first takes the smaller result first": (
+        least_memory_first,
+        "x 64 input; make big: x -> big 6400; make small: x -> small 640; join: big, small -> y 64 output",
+        ["make small", "make big", "join"],
+    ),
+    "depth first makes the larger operand first and nothing early": (
+        depth_first,
+        """
+        x 64 input; a: x -> a 640; b: a -> b 128; c: x -> c 6400; d: c -> d 64
+        y: b, d -> y 64 output
+        """,
+        ["a", "b", "c", "d", "y"],
+    ),
+    "dead actions are dropped, effects kept and the first producer taken": (
+        lambda problem, graph: list(graph.actions),
+        """
+        dead: x 64 input -> unused 64; effect: x -> ignored 64 | effect
+        first: x -> a 64; second: x -> a
+        y: a -> y 64 output
+        """,
+        ["effect", "first", "y"],
+    ),
+}
 
 
-def test_least_memory_first_takes_the_smaller_result_first() -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    big, small = make.value("big", 6400), make.value("small", 640)
-    make.action("make big", [x], [big])
-    make.action("make small", [x], [small])
-    make.action("join", [big, small], [make.value("y", 64, role=Role.OUTPUT)])
-    problem = make.problem()
-    assert names(problem, least_memory_first(problem, dependences(problem)))[0] == "make small"
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_by_hand(name: str) -> None:
+    heuristic, text, order = ORDERS[name]
+    asked = problem(text)
+    assert names(asked, heuristic(asked, dependences(asked))) == order
 
 
-def test_depth_first_makes_the_larger_operand_first_and_nothing_early() -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    a, b, c, d = (make.value(n, size) for n, size in (("a", 640), ("b", 128), ("c", 6400), ("d", 64)))
-    make.action("a", [x], [a])
-    make.action("b", [a], [b])
-    make.action("c", [x], [c])
-    make.action("d", [c], [d])
-    make.action("y", [b, d], [make.value("y", 64, role=Role.OUTPUT)])
-    problem = make.problem()
-    assert names(problem, depth_first(problem, dependences(problem))) == ["a", "b", "c", "d", "y"]
+CONTRADICTIONS = {
+    "f: x -> a; g: a -> b | b!a; h: a, b -> c": r"\['g', 'h'\]|\['h', 'g'\]",
+    "f: x -> a | a!x; g: x -> b | b!x; h: a, b -> c": "'f' and 'g' both must take the bytes of 'x'",
+    "f: x -> c; g: c -> b | b!c effect": "'g' must overwrite 'c'",
+    "f: x -> c; g: w -> w2 64 output @persistent | w2!w": "'g' must write 'w2' over 'w'",
+    "f: x -> c; g: w -> w' 64 output home=w": (
+        "'g' writes \"w'\" into the bytes of 'w', which it reads and may not overwrite"
+    ),
+}
 
 
-def test_dead_actions_are_dropped_effects_kept_and_the_first_producer_taken() -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    a, y = make.value("a", 64), make.value("y", 64, role=Role.OUTPUT)
-    make.action("dead", [x], [make.value("unused", 64)])
-    make.action("effect", [x], [make.value("ignored", 64)], effect=True)
-    make.action("first", [x], [a])
-    make.action("second", [x], [a])
-    make.action("y", [a], [y])
-    problem = make.problem()
-    assert names(problem, list(dependences(problem).actions)) == ["effect", "first", "y"]
-
-
-@pytest.mark.parametrize("case", ["cycle", "two", "output", "stored", "home read"])
-def test_contradictions_are_named(case: str) -> None:
-    make = Maker()
-    w = make.value("w", 64, 0, role=Role.STORED)
-    x = make.value("x", 64, role=Role.INPUT)
-    a, b, c = make.value("a", 64), make.value("b", 64), make.value("c", 64, role=Role.OUTPUT)
-    must = Overwrite(0, 0, True)
-    if case == "cycle":
-        make.action("f", [x], [a])
-        make.action("g", [a], [b], must)
-        make.action("h", [a, b], [c])
-        message = r"\['g', 'h'\]|\['h', 'g'\]"
-    elif case == "two":
-        make.action("f", [x], [a], must)
-        make.action("g", [x], [b], must)
-        make.action("h", [a, b], [c])
-        message = "'f' and 'g' both must take the bytes of 'x'"
-    elif case == "output":
-        make.action("f", [x], [c])
-        make.action("g", [c], [b], must, effect=True)
-        message = "'g' must overwrite 'c'"
-    elif case == "stored":
-        in_place = make.value("w2", 64, 0, role=Role.OUTPUT)
-        make.action("f", [x], [c])
-        make.action("g", [w], [in_place], must)
-        message = "'g' must write 'w2' over 'w'"
-    else:
-        new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-        make.action("f", [x], [c])
-        make.action("g", [w], [new])
-        message = "'g' writes \"w'\" into the bytes of 'w', which it reads and may not overwrite"
-    with pytest.raises(PlanError, match=message):
-        plan(make.problem())
+@pytest.mark.parametrize("text", CONTRADICTIONS)
+def test_contradictions_are_named(text: str) -> None:
+    with pytest.raises(PlanError, match=CONTRADICTIONS[text]):
+        plan(problem(f"w 64 stored; x 64 input; a 64; b 64; c 64 output; {text}"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner import Overwrite, Problem, Role
+from foreplan.planner import Problem
 from foreplan.planner.effort import OrderEffort
 from foreplan.planner.memory.kernels import make_count
 from foreplan.planner.order.arrays import order_arrays
@@ -18,7 +18,8 @@ from foreplan.planner.order.dependences import Dependences, dependences
 from foreplan.planner.order.heuristics import HEURISTICS, program_order
 from foreplan.planner.order.kernels import begin, live_bytes, make_state, run, undo, weigh
 from foreplan.planner.placement.layout import schedule
-from tests.planner.problems import Maker, random_problem, training_chain, training_net
+from tests.planner.problems import random_problem, training_chain, training_net
+from tests.planner.texts import problem as parsed
 from tests.profile import pick
 
 EFFORTS = {True: OrderEffort(), False: OrderEffort(search_work=0, window_work=0)}  # with exact searches and without
@@ -145,18 +146,12 @@ def test_a_training_chain_is_solved(layers: int) -> None:
 
 def test_a_move_alone_lowers_the_peak() -> None:
     """Three results are made first and read last, one after the other; each had better be made when it is read."""
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    parts = [make.value(f"p{i}", 1000 * 64) for i in range(3)]
-    for i, part in enumerate(parts):
-        make.action(f"make {i}", [x], [part])
-    total = make.value("t0", 64)
-    make.action("read 0", [parts[0]], [total])
-    for i in (1, 2):
-        more = make.value(f"t{i}", 64, role=Role.OUTPUT if i == 2 else Role.TRANSIENT)
-        make.action(f"read {i}", [parts[i], total], [more], Overwrite(0, 1))
-        total = more
-    problem = make.problem()
+    problem = parsed(
+        """
+        make 0: x 64 input -> p0 64000; make 1: x -> p1 64000; make 2: x -> p2 64000
+        read 0: p0 -> t0 64; read 1: p1, t0 -> t1 64 | t1?t0; read 2: p2, t1 -> t2 64 output | t2?t1
+        """
+    )
     graph = dependences(problem)
     start = program_order(problem, graph)
     assert schedule(problem, "", start).bound == 3001 * 64 + 64 - 64
@@ -166,12 +161,7 @@ def test_a_move_alone_lowers_the_peak() -> None:
 
 
 def test_two_writers_of_one_value_are_left_alone() -> None:
-    make = Maker()
-    x, other = make.value("x", 64, role=Role.INPUT), make.value("other", 64, role=Role.OUTPUT)
-    y = make.value("y", 64, role=Role.OUTPUT)
-    make.action("one", [x], [y])
-    make.action("both", [x], [y, other])
-    problem = make.problem()
+    problem = parsed("x 64 input; other 64 output; one: x -> y 64 output; both: x -> y, other")
     graph = dependences(problem)
     assert len(graph.actions) == 2
     assert improve(problem, graph, program_order(problem, graph)) is None

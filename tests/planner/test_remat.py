@@ -10,39 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.base.errors import DoesNotFitError, UsageError
-from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify
+from foreplan.planner import Plan, Problem, plan, plan_curve, verify
 from tests.planner.executor import Machine
 from tests.planner.problems import (
     REGIONS,
-    Maker,
+    chain,
     priced,
     random_problem,
     training_chain,
     training_net,
     with_round_trips,
 )
+from tests.planner.texts import ARENA
+from tests.planner.texts import problem as parsed
 from tests.profile import SHORT, pick
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
-
-
-def chain(layers: int, width: int = 1 << 16) -> Problem:
-    """A step whose backward pass reads every activation of the forward pass, and nothing dies in place."""
-    make = Maker(REGIONS[1:2])
-    x = make.value("x0", width, 0, role=Role.INPUT)
-    kept = [x]
-    for i in range(1, layers + 1):
-        kept.append(make.value(f"x{i}", width, 0))
-        make.action(f"f{i}", [kept[-2]], [kept[-1]], nanoseconds=100)
-    g = make.value("g", width, 0, category=Category.GRADIENTS)
-    make.action("loss", [kept[-1]], [g], nanoseconds=100)
-    for i in reversed(range(layers + 1)):
-        last = i == 0
-        new = make.value(f"g{i}", width, 0, role=Role.OUTPUT if last else Role.TRANSIENT)
-        make.action(f"b{i}", [g, kept[i]], [new], nanoseconds=200)
-        g = new
-    return make.problem()
 
 
 def extra(found: Plan, problem: Problem) -> int:
@@ -75,16 +59,14 @@ def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int)
 
 
 def test_a_budget_is_met_by_the_plan_of_least_time_where_others_than_the_first_producers_are_faster() -> None:
-    make = Maker()
-    x = make.value("x", 64, role=Role.INPUT)
-    a, b, c = make.value("a", 1024), make.value("b", 2048), make.value("c", 1024)
-    y = make.value("y", 64, role=Role.OUTPUT)
-    make.action("a", [x], [a], nanoseconds=5)
-    make.action("b slowly", [a], [b], nanoseconds=100)
-    make.action("b", [a], [b], nanoseconds=10)
-    make.action("c", [b], [c], nanoseconds=10)
-    make.action("y", [a, c], [y], nanoseconds=10)
-    problem = make.problem()
+    problem = parsed(
+        """
+        a: x 64 input -> a 1024 | ns=5
+        b slowly: a -> b 2048 | ns=100; b: a -> b | ns=10
+        c: b -> c 1024 | ns=10
+        y: a, c -> y 64 output | ns=10
+        """
+    )
     curve = plan_curve(problem)
     times = [sum(problem.actions[s.action].nanoseconds for s in curve.plan(i).steps) for i in range(len(curve))]
     budgets = [curve.plan(i).arena_bytes for i in range(len(curve))]
@@ -96,8 +78,8 @@ def test_a_budget_is_met_by_the_plan_of_least_time_where_others_than_the_first_p
 
 def test_a_chain_is_recomputed_in_segments() -> None:
     # Keeping every k-th of n activations and recomputing one segment at a time needs about n / k + k of them.
-    problem = chain(36)
     width = 1 << 16
+    problem = chain([100] * 36, width)
     whole = plan(problem, remat="off")
     assert whole.arena_bytes == 39 * width
     forward = 36 * 100
@@ -119,19 +101,15 @@ def test_a_budget_that_is_met_anyway_recomputes_nothing() -> None:
 
 
 def test_free_recomputation_adds_at_most_one_percent() -> None:
-    make = Maker(REGIONS[1:2])
-    x = make.value("x", 1 << 10, 0, role=Role.INPUT)
-    big = make.value("big", 1 << 20, 0)
-    make.action("cheap", [x], [big], nanoseconds=5)
-    small = make.value("small", 64, 0)
-    make.action("use", [big], [small], nanoseconds=1000)
-    other = make.value("other", 1 << 20, 0)
-    make.action("wide", [small], [other], nanoseconds=10)
-    less = make.value("less", 64, 0)
-    make.action("narrow", [other], [less], nanoseconds=10)
-    end = make.value("end", 64, 0, role=Role.OUTPUT)
-    make.action("end", [less, big], [end], nanoseconds=10)
-    problem = make.problem()
+    problem = parsed(
+        f"""
+        cheap: x 1024 input -> big {1 << 20} | ns=5
+        use: big -> small 64 | ns=1000
+        wide: small -> other {1 << 20} | ns=10; narrow: other -> less 64 | ns=10
+        end: less, big -> end 64 output | ns=10
+        """,
+        ARENA,
+    )
     assert plan(problem, remat="off").arena_bytes == (2 << 20) + 64  # big, wide, small
     found = plan(problem)
     assert found.arena_bytes < (1 << 20) + 2048 and extra(found, problem) == 5
@@ -154,22 +132,17 @@ def test_effects_and_what_they_replace_are_never_run_again() -> None:
 
 def test_the_number_of_a_step_outlives_what_depends_on_it() -> None:
     # A mask is drawn from a counter that the step itself moves on: the counter moves last.
-    make = Maker(REGIONS[:2])
-    state = make.value("state", 16, 0, role=Role.STORED)
-    x = make.value("x", 1 << 16, role=Role.INPUT)
-    mask = make.value("mask", 1 << 20)
-    make.action("draw", [state], [mask], nanoseconds=1)
-    after = make.value("state'", 16, 0, role=Role.OUTPUT, home=state)
-    make.action("next", [state], [after], Overwrite(0, 0, True), effect=True)
-    y = make.value("y", 1 << 16)
-    make.action("drop", [x, mask], [y], nanoseconds=1000)
-    wide = make.value("wide", 1 << 20)
-    make.action("widen", [y], [wide], nanoseconds=1000)
-    z = make.value("z", 64)
-    make.action("narrow", [wide], [z], nanoseconds=1000)
-    end = make.value("end", 64, role=Role.OUTPUT)
-    make.action("end", [z, mask], [end], nanoseconds=1000)
-    problem = make.problem()
+    problem = parsed(
+        f"""
+        state 16 stored
+        draw: state -> mask {1 << 20} | ns=1
+        next: state -> state' 16 output home=state | state'!state effect
+        drop: x {1 << 16} input, mask -> y {1 << 16} | ns=1000
+        widen: y -> wide {1 << 20} | ns=1000; narrow: wide -> z 64 | ns=1000
+        end: z, mask -> end 64 output | ns=1000
+        """,
+        REGIONS[:2],
+    )
     found = plan(problem)
     assert [step.action for step in found.steps].count(0) == 2
     assert found.arena_bytes < 2 << 20
@@ -189,21 +162,20 @@ def test_runs_of_one_value_keep_apart_from_what_overwrites_it() -> None:
             verify(curve.plan(index), problem)
 
 
-@pytest.mark.parametrize(("role", "held"), [(Role.STORED, 0), (Role.INPUT, 1)])
-def test_a_narrow_copy_of_what_is_stored_is_made_again_for_free(role: Role, held: int) -> None:
+@pytest.mark.parametrize(("role", "held"), [("stored", 0), ("input", 1)])
+def test_a_narrow_copy_of_what_is_stored_is_made_again_for_free(role: str, held: int) -> None:
     # The copy takes as long as all else together, and 4 units; at the peak it is there only if it is made of something
     # that does not stay anyway.
     unit = 1 << 12
-    make = Maker(REGIONS[1:2])
-    x, w = make.value("x", unit, 0, role=Role.INPUT), make.value("w", 8 * unit, 0, role=role)
-    narrow, y = make.value("narrow", 4 * unit, 0), make.value("y", unit, 0)
-    wide, z, g = make.value("wide", 20 * unit, 0), make.value("z", unit, 0), make.value("g", unit, 0, role=Role.OUTPUT)
-    make.action("narrow", [w], [narrow], nanoseconds=300)
-    make.action("forward", [x, narrow], [y], nanoseconds=100)
-    make.action("widen", [y], [wide], nanoseconds=100)
-    make.action("contract", [wide], [z], nanoseconds=100)
-    make.action("backward", [z, narrow, w], [g], nanoseconds=100)
-    problem = make.problem()
+    problem = parsed(
+        f"""
+        narrow: w {8 * unit} {role} -> narrow {4 * unit} | ns=300
+        forward: x {unit} input, narrow -> y {unit} | ns=100
+        widen: y -> wide {20 * unit} | ns=100; contract: wide -> z {unit} | ns=100
+        backward: z, narrow, w -> g {unit} output | ns=100
+        """,
+        ARENA,
+    )
     assert plan(problem, remat="off").arena_bytes == (8 + 4 + 1 + 20) * unit
     found = plan(problem)
     assert found.arena_bytes == (8 + 4 * held + 1 + 20) * unit

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.base.errors import PlanError
-from foreplan.planner import Problem, Role, plan_curve
+from foreplan.planner import Problem, plan_curve
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
@@ -17,7 +17,9 @@ from foreplan.planner.recompute.anneal import Sequences, change, make_sequences,
 from foreplan.planner.recompute.arrays import Gaps, make_gaps
 from foreplan.planner.recompute.kernels import Scratch, make_scratch
 from foreplan.planner.recompute.runs import free_actions
-from tests.planner.problems import REGIONS, Maker, priced, random_problem
+from tests.planner.problems import priced, random_problem
+from tests.planner.texts import ARENA
+from tests.planner.texts import problem as parsed
 from tests.profile import pick
 
 seeds = st.integers(0, 2**32)
@@ -75,18 +77,15 @@ def test_what_reads_nothing_that_is_there_is_refused(seed: int, actions: int) ->
 
 def test_a_value_is_computed_again_before_what_takes_up_the_room_for_it() -> None:
     # `a` must be gone beside `huge`. What it is made of, `big`, has no room beside `wide`, so `a` comes before `wide`.
-    make = Maker(REGIONS[1:2])
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    big, a, first = make.value("big", 6400, 0), make.value("a", 640, 0), make.value("first", 64, 0)
-    huge, narrow, wide = make.value("huge", 12800, 0), make.value("narrow", 64, 0), make.value("wide", 6400, 0)
-    make.action("big", [x], [big], nanoseconds=1)
-    make.action("a", [big], [a], nanoseconds=1)
-    make.action("first", [a], [first], nanoseconds=100)
-    make.action("huge", [first], [huge], nanoseconds=100)
-    make.action("narrow", [huge], [narrow], nanoseconds=100)
-    make.action("wide", [narrow], [wide], nanoseconds=100)
-    make.action("end", [wide, a], [make.value("y", 64, 0, role=Role.OUTPUT)], nanoseconds=100)
-    curve = plan_curve(make.problem())
+    problem = parsed(
+        """
+        big: x 64 input -> big 6400 | ns=1; a: big -> a 640 | ns=1
+        first: a -> first 64 | ns=100; huge: first -> huge 12800 | ns=100; narrow: huge -> narrow 64 | ns=100
+        wide: narrow -> wide 6400 | ns=100; end: wide, a -> y 64 output | ns=100
+        """,
+        ARENA,
+    )
+    curve = plan_curve(problem)
     assert curve.plan(0).arena_bytes == 12800 + 640 + 64
     found = curve.within(12800 + 64 + 64)
     assert [step.action for step in found.steps] == [0, 1, 2, 3, 4, 0, 1, 5, 6]

@@ -17,6 +17,7 @@ from foreplan.planner import (
 )
 from tests.planner.problems import Maker
 from tests.planner.test_verify import chain, joined
+from tests.planner.texts import ARENA, problem
 
 
 def test_buffers_of_a_plan_by_hand() -> None:
@@ -51,13 +52,9 @@ def test_categories_of_a_plan_by_hand() -> None:
 
 
 def test_a_smaller_value_in_place_counts_from_the_step_after() -> None:
-    make = Maker((Region("arena"),))
-    x, a = make.value("x", 256, 0, role=Role.INPUT), make.value("a", 64, 0)
-    make.action("f", [x], [a], Overwrite(0, 0, True))
-    make.action("g", [a], [make.value("y", 64, 0, role=Role.OUTPUT)])
-    problem = make.problem()
-    found = plan(problem)
-    assert [(b.value, b.lower, b.upper) for b in buffers(found, problem)] == [(x, 0, 1), (a, 1, 2), (2, 1, 2)]
+    asked = problem("f: x 256 input -> a 64 | a!x; g: a -> y 64 output", ARENA)
+    found = plan(asked)
+    assert [(b.value, b.lower, b.upper) for b in buffers(found, asked)] == [(0, 0, 1), (1, 1, 2), (2, 1, 2)]
 
 
 def test_the_twin_uses_no_byte_twice() -> None:

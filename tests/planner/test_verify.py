@@ -7,65 +7,32 @@ from dataclasses import replace
 import pytest
 
 from foreplan.base.errors import VerificationError
-from foreplan.planner import (
-    Action,
-    Certificate,
-    Overwrite,
-    Part,
-    Plan,
-    Problem,
-    Region,
-    Role,
-    Step,
-    Value,
-    plan,
-    verify,
-)
-from tests.planner.problems import Maker, training_net
-
-
-def hand_plan(
-    problem: Problem,
-    steps: list[Step],
-    starts: dict[int, int],
-    ends: dict[int, int],
-    heights: tuple[int, ...],
-    bound: int,
-    peak: int,
-) -> Plan:
-    return Plan(
-        problem.digest,
-        tuple(steps),
-        tuple(starts.items()),
-        tuple(ends.items()),
-        heights,
-        sum(heights),
-        bound,
-        None,
-        Certificate(peak, "by hand", "by hand"),
-    )
+from foreplan.planner import Plan, Problem, Region, Step, plan, verify
+from tests.planner.problems import training_net
+from tests.planner.texts import ARENA, hand_plan, problem
 
 
 def chain() -> tuple[Problem, Plan]:
     """w is updated by x -> a -> b (in place, with scratch), and y is returned."""
-    make = Maker((Region("persistent"), Region("arena")))
-    w = make.value("w", 64, 0, role=Role.STORED)
-    x = make.value("x", 128, role=Role.INPUT)
-    a, b = make.value("a", 128), make.value("b", 128)
-    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    y = make.value("y", 64, role=Role.OUTPUT)
-    make.action("f", [x, w], [a])
-    make.action("g", [a], [b], Overwrite(0, 0), workspace=64, workspace_region=1)
-    make.action("h", [b, w], [y])
-    make.action("update", [w, b], [new], Overwrite(0, 0, True), effect=True)
-    steps = [
-        Step(0, (0, 0), (128,)),
-        Step(1, (128,), (128,), 0),
-        Step(2, (128, 0), (0,)),
-        Step(3, (0, 128), (0,)),
-    ]
-    problem = make.problem()
-    return problem, hand_plan(problem, steps, {w: 0, x: 0}, {new: 0, y: 0}, (64, 256), 320, 0)
+    asked = problem(
+        """
+        w 64 stored; x 128 input; a 128; b 128; w' 64 output home=w; y 64 output
+        f: x, w -> a
+        g: a -> b | b?a ws=64
+        h: b, w -> y
+        update: w, b -> w' | w'!w effect
+        """,
+        (Region("persistent"), Region("arena")),
+    )
+    text = """
+        w@0 x@0
+        f: x@0 w@0 -> a@128
+        g: a@128 -> b@128 ws@0
+        h: b@128 w@0 -> y@0
+        update: w@0 b@128 -> w'@0
+        w'@0 y@0
+    """
+    return asked, hand_plan(asked, text, (64, 256), [320, 256, 256, 256])
 
 
 def test_a_right_plan_passes() -> None:
@@ -150,50 +117,59 @@ def test_starts_ends_digest_heights_and_budget() -> None:
             verify(bad, problem)
 
 
-def test_stored_bytes_are_not_scratch_even_after_the_last_read() -> None:
-    make = Maker((Region("arena"),))
-    w, x = make.value("w", 64, 0, role=Role.STORED), make.value("x", 64, 0, role=Role.INPUT)
-    y = make.value("y", 64, 0, role=Role.OUTPUT)
-    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    make.action("f", [x], [y])
-    make.action("set", [y], [new], effect=True)
-    problem = make.problem()
-    bad = hand_plan(problem, [Step(0, (64,), (0,)), Step(1, (0,), (0,))], {w: 0, x: 64}, {y: 0, new: 0}, (128,), 128, 0)
-    with pytest.raises(VerificationError, match=r"'y' at \[0, 64\) is written over stored 'w' at \[0, 64\)"):
-        verify(bad, problem)
+# A problem, a plan of it, its height, the live set of each step, and what is said.
+REFUSED: dict[str, tuple[str, str, int, list[int], str]] = {
+    "stored bytes are not scratch even after the last read": (
+        "w 64 stored; f: x 64 input -> y 64 output; set: y -> w' 64 output home=w | effect",
+        "w@0 x@64; f: x@64 -> y@0; set: y@0 -> w'@0; y@0 w'@0",
+        128,
+        [128],
+        r"'y' at \[0, 64\) is written over stored 'w' at \[0, 64\)",
+    ),
+    "two writes may not share bytes though both may overwrite": (
+        "f: x 64 input -> a 64 output, b 64 output | a?x b?x",
+        "x@0; f: x@0 -> a@0 b@0; a@0 b@0",
+        64,
+        [64],
+        r"'a' at .* is written over 'b'",
+    ),
+    "a part that is read again must not lie within the whole": (
+        "a: x 64 input -> a 64; join: a, x -> t 128 | t[0]?a t[64]?x; y: t, a -> y 64 output",
+        "x@128; a: x@128 -> a@0; join: a@0 x@128 -> t@0; y: t@0 a@0 -> y@192; y@192",
+        256,
+        [128, 192],
+        r"'a' at \[0, 64\) is needed, but 't', its bytes \[0, 64\)",
+    ),
+}
 
 
-def test_two_writes_may_not_share_bytes_though_both_may_overwrite() -> None:
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 64, 0, role=Role.OUTPUT)
-    make.action("f", [x], [a, b], Overwrite(0, 0), Overwrite(1, 0))
-    problem = make.problem()
-    bad = hand_plan(problem, [Step(0, (0,), (0, 0))], {x: 0}, {a: 0, b: 0}, (64,), 64, 0)
-    with pytest.raises(VerificationError, match=r"'a' at .* is written over 'b'"):
-        verify(bad, problem)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    text, answer, height, live, message = REFUSED[name]
+    asked = problem(text, ARENA)
+    with pytest.raises(VerificationError, match=message):
+        verify(hand_plan(asked, answer, (height,), live), asked)
 
 
 def joined() -> tuple[Problem, Plan]:
     """A table of 64, 128 and 64 bytes: the first and the last part are made in their places, the other is copied."""
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, b, c = make.value("a", 64, 0), make.value("b", 128, 0), make.value("c", 64, 0)
-    table, y = make.value("t", 256, 0), make.value("y", 64, 0, role=Role.OUTPUT)
-    for name, value in (("a", a), ("b", b), ("c", c)):
-        make.action(name, [x], [value])
-    make.action("join", [a, b, c], [table], parts=(Part(0, 0, 0), Part(0, 1, 64), Part(0, 2, 192)))
-    make.action("y", [table], [y])
-    steps = [
-        Step(0, (384,), (0,)),
-        Step(1, (384,), (256,)),
-        Step(2, (384,), (192,)),
-        Step(3, (0, 256, 192), (0,)),
-        Step(4, (0,), (256,)),
-    ]
-    problem = make.problem()
+    asked = problem(
+        """
+        a: x 64 input -> a 64; b: x -> b 128; c: x -> c 64
+        join: a, b, c -> t 256 | t[0]?a t[64]?b t[192]?c
+        y: t -> y 64 output
+        """,
+        ARENA,
+    )
+    text = """
+        x@384
+        a: x@384 -> a@0; b: x@384 -> b@256; c: x@384 -> c@192
+        join: a@0 b@256 c@192 -> t@0
+        y: t@0 -> y@256
+        y@256
+    """
     # Live at most: x and three parts, before they are joined; the table and y, after.
-    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 320, 2)
+    return asked, hand_plan(asked, text, (448,), [128, 256, 320, 256, 320])
 
 
 def test_parts_may_be_made_within_the_whole_or_copied_there() -> None:
@@ -221,34 +197,13 @@ def test_wrong_parts_are_refused() -> None:
     refused(r"step 4 \('y'\): 'y' at \[192, 256\) is written over 't'", (4, Step(4, (0,), (192,))))
 
 
-def test_a_part_that_is_read_again_must_not_lie_within_the_whole() -> None:
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, table = make.value("a", 64, 0), make.value("t", 128, 0)
-    y = make.value("y", 64, 0, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("join", [a, x], [table], parts=(Part(0, 0, 0), Part(0, 1, 64)))
-    make.action("y", [table, a], [y])
-    problem = make.problem()
-    steps = [Step(0, (128,), (0,)), Step(1, (0, 128), (0,)), Step(2, (0, 0), (192,))]
-    bad = hand_plan(problem, steps, {x: 128}, {y: 192}, (256,), 192, 1)
-    with pytest.raises(VerificationError, match=r"'a' at \[0, 64\) is needed, but 't', its bytes \[0, 64\)"):
-        verify(bad, problem)
-
-
 def test_recomputed_values_may_lie_elsewhere() -> None:
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, y, z = (make.value(n, 64, 0, role=r) for n, r in (("a", Role.TRANSIENT), ("y", Role.OUTPUT), ("z", Role.OUTPUT)))
-    make.action("a", [x], [a])
-    make.action("y", [a], [y], Overwrite(0, 0))
-    make.action("z", [a], [z], Overwrite(0, 0))
-    steps = [Step(0, (0,), (64,)), Step(1, (64,), (64,)), Step(0, (0,), (128,)), Step(2, (128,), (128,))]
-    problem = make.problem()
-    verify(hand_plan(problem, steps, {x: 0}, {y: 64, z: 128}, (192,), 192, 2), problem)
-    stale = [*steps[:3], Step(2, (64,), (0,))]
+    asked = problem("a: x 64 input -> a 64; y: a -> y 64 output | y?a; z: a -> z 64 output | z?a", ARENA)
+    begun = "x@0; a: x@0 -> a@64; y: a@64 -> y@64; a: x@0 -> a@128"
+    live = [128, 128, 192, 128]
+    verify(hand_plan(asked, f"{begun}; z: a@128 -> z@128; y@64 z@128", (192,), live), asked)
     with pytest.raises(VerificationError, match=r"step 3 \('z'\): 'a' at \[64, 128\) is needed, but 'y'"):
-        verify(hand_plan(problem, stale, {x: 0}, {y: 64, z: 0}, (192,), 192, 2), problem)
+        verify(hand_plan(asked, f"{begun}; z: a@64 -> z@0; y@64 z@0", (192,), live), asked)
 
 
 def test_the_verifier_imports_nothing_of_the_planner_but_its_types() -> None:
@@ -277,10 +232,8 @@ def test_training_plans_verify() -> None:
 
 
 def test_the_peak_is_the_first_step_of_the_highest_live_set() -> None:
-    roles = (Role.INPUT, Role.TRANSIENT, Role.TRANSIENT, Role.OUTPUT)
-    values = tuple(Value(name, 64, role=role) for name, role in zip("xaby", roles))
-    problem = Problem(values, tuple(Action(f"to {i + 1}", (i,), (i + 1,)) for i in range(3)))
-    found = plan(problem)
+    asked = problem("to 1: x 64 input -> a 64; to 2: a -> b 64; to 3: b -> y 64 output", ARENA)
+    found = plan(asked)
     assert found.certificate.peak_step == 0
     with pytest.raises(VerificationError, match="peak_step is 1, but the live set is highest at step 0"):
-        verify(replace(found, certificate=replace(found.certificate, peak_step=1)), problem)
+        verify(replace(found, certificate=replace(found.certificate, peak_step=1)), asked)

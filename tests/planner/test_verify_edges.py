@@ -7,43 +7,47 @@ from dataclasses import replace
 import pytest
 
 from foreplan.base.errors import VerificationError
-from foreplan.planner import Overwrite, Part, Plan, Problem, Region, Role, Step, verify
+from foreplan.planner import Plan, Region, verify
 from foreplan.planner.memory.bounds import live_bytes
-from tests.planner.problems import Maker
-from tests.planner.test_verify import hand_plan, with_step
+from tests.planner.test_verify import with_step
+from tests.planner.texts import ARENA, hand_plan, problem
 
-
-def two_homes() -> tuple[Problem, Plan]:
-    """Two stored values of one size, each with a next content: v's from x beside its last reader, w's over w."""
-    make = Maker((Region("stored"), Region("arena")))
-    v, w = make.value("v", 64, 0, role=Role.STORED), make.value("w", 64, 0, role=Role.STORED)
-    x, a = make.value("x", 64, role=Role.INPUT), make.value("a", 128)
-    y = make.value("y", 64, role=Role.OUTPUT)
-    next_v = make.value("v'", 64, 0, role=Role.OUTPUT, home=v)
-    next_w = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    make.action("f", [x, v, w], [a, y], workspace=64, workspace_region=1)
-    make.action("set v", [a], [next_v], effect=True)
-    make.action("set w", [w, a], [next_w], Overwrite(0, 0, True), effect=True)
-    steps = [Step(0, (64, 64, 128), (128, 256), 0), Step(1, (128,), (64,)), Step(2, (128, 128), (128,))]
-    ends = {y: 256, next_v: 64, next_w: 128}
-    problem = make.problem()
-    return problem, hand_plan(problem, steps, {v: 64, w: 128, x: 64}, ends, (192, 320), 128 + 320, 0)
+# Two stored values of one size, each with a next content: v's from x beside its last reader, w's over w.
+HOMES = problem(
+    """
+    v 64 stored; w 64 stored
+    f: x 64 input, v, w -> a 128, y 64 output | ws=64
+    set v: a -> v' 64 output home=v | effect
+    set w: w, a -> w' 64 output home=w | w'!w effect
+    """,
+    (Region("stored"), Region("arena")),
+)
+GOOD = hand_plan(
+    HOMES,
+    """
+    v@64 w@128 x@64
+    f: x@64 v@64 w@128 -> a@128 y@256 ws@0
+    set v: a@128 -> v'@64
+    set w: w@128 a@128 -> w'@128
+    y@256 v'@64 w'@128
+    """,
+    (192, 320),
+    [448, 320, 320],
+)
 
 
 def test_the_plan_is_right() -> None:
-    problem, good = two_homes()
-    verify(good, problem)
+    verify(GOOD, HOMES)
 
 
 def changed(step: int, **fields: object) -> Plan:
-    return with_step(two_homes()[1], step, **fields)
+    return with_step(GOOD, step, **fields)
 
 
 def with_fields(**fields: object) -> Plan:
-    return replace(two_homes()[1], **fields)
+    return replace(GOOD, **fields)
 
 
-GOOD = two_homes()[1]
 REFUSED = [
     (with_fields(problem_digest="0" * 64), "answers problem 000000000000"),
     (with_fields(problem_digest="f" * 64), "answers problem ffffffffffff"),
@@ -114,31 +118,31 @@ REFUSED.append((EARLY, r"step 0 \('set v'\): 'a' at \[128, 256\) is needed, but 
 def test_what_is_refused_and_what_is_said(at: int) -> None:
     bad, message = REFUSED[at]
     with pytest.raises(VerificationError, match=message):
-        verify(bad, two_homes()[0])
+        verify(bad, HOMES)
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"order_lower_bound_bytes": bound} for bound in (None, 0, 448, 512)]
-    + [{"budget": budget} for budget in (None, 512, 513)],
+    + [{"budget": budget} for budget in (None, 512, 513)]
+    + [{"starts": GOOD.starts[::-1], "ends": GOOD.ends[::-1]}],  # they come in any order
 )
-def test_figures_at_their_limits_pass(fields: dict[str, int | None]) -> None:
-    verify(with_fields(**fields), two_homes()[0])
+def test_figures_at_their_limits_pass(fields: dict[str, object]) -> None:
+    verify(with_fields(**fields), HOMES)
+
+
+def test_a_place_for_no_workspace_means_nothing() -> None:
+    verify(changed(1, workspace=32), HOMES)
 
 
 def test_a_stored_value_may_lie_anywhere_and_is_not_for_others() -> None:
     """With another region's workspace, and a write that is not its next content, over either stored value."""
-    make = Maker((Region("all"),))
-    v, w = make.value("v", 64, 0, role=Role.STORED), make.value("w", 64, 0, role=Role.STORED)
-    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 64, 0, role=Role.OUTPUT)
-    make.action("f", [], [a, b], workspace=64)
-    problem = make.problem()
+    both = problem("v 64 stored; w 64 stored; f: -> a 64 output, b 64 output | ws=64", ARENA)
 
-    def at(a_at: int, b_at: int, scratch: int) -> Plan:
-        steps = [Step(0, (), (a_at, b_at), scratch)]
-        return hand_plan(problem, steps, {v: 64, w: 256}, {v: 64, w: 256, a: a_at, b: b_at}, (320,), 320, 0)
+    def at(a: int, b: int, scratch: int) -> Plan:
+        return hand_plan(both, f"v@64 w@256; f: -> a@{a} b@{b} ws@{scratch}; v@64 w@256 a@{a} b@{b}", (320,), [320])
 
-    verify(at(0, 128, 192), problem)
+    verify(at(0, 128, 192), both)
     for bad, message in (
         (at(64, 128, 192), "'a' at .* is written over stored 'v'"),
         (at(256, 128, 192), "'a' at .* is written over stored 'w'"),
@@ -146,297 +150,200 @@ def test_a_stored_value_may_lie_anywhere_and_is_not_for_others() -> None:
         (at(0, 256, 192), "'b' at .* is written over stored 'w'"),
         (at(0, 128, 64), r"the workspace \[64, 128\) is written over stored 'v'"),
         (at(0, 128, 256), r"the workspace \[256, 320\) is written over stored 'w'"),
+        (
+            replace(at(0, 128, 192), ends=((0, 64), (1, 64), (2, 0), (3, 128))),
+            "'w' must be at home, offset 256, not at 64",
+        ),
     ):
         with pytest.raises(VerificationError, match=message):
-            verify(bad, problem)
-    good = at(0, 128, 192)
-    with pytest.raises(VerificationError, match="'w' must be at home, offset 256, not at 64"):
-        verify(replace(good, ends=((v, 64), (w, 64), (a, 0), (b, 128))), problem)
+            verify(bad, both)
 
 
-def test_what_has_no_bytes_must_have_been_made() -> None:
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    token, y = make.value("token", 0, 0), make.value("y", 64, 0, role=Role.OUTPUT)
-    make.action("make", [x], [token])
-    make.action("use", [token], [y])
-    problem = make.problem()
-    both = [Step(0, (0,), (0,)), Step(1, (0,), (64,))]
-    verify(hand_plan(problem, both, {x: 0}, {y: 64}, (128,), 64, 0), problem)
-    with pytest.raises(VerificationError, match=r"'token' at \[0, 0\) is needed, but nothing has made it yet"):
-        verify(hand_plan(problem, both[1:], {x: 0}, {y: 64}, (128,), 64, 0), problem)
+# A problem, a plan of it, its height and the live set of each step.
+OF_FOUR = "p 192 input, q 192 input, r 192 input, s 192 input -> a 192 output, b 128 output, c 64 output, d 64 output"
+APART = "p@0 q@192 r@384 s@576; f: p@0 q@192 r@384 s@576 -> a@192 b@384 c@0 d@768; a@192 b@384 c@0 d@768"
+RIGHT: dict[str, tuple[str, str, int, list[int]]] = {
+    **{
+        f"sharing is found along paths, {first} values before": (
+            # All find a read only if the larger two writes give way twice.
+            "".join(f"unused{i} 64;" for i in range(first))
+            + "f: p 192 input, q 192 input, r 192 input -> a 192 output, b 128 output, c 64 output"
+            " | a?p a?q b?q b?r b?p c?p",
+            "p@0 q@192 r@384; f: p@0 q@192 r@384 -> a@192 b@384 c@0; a@192 b@384 c@0",
+            576,
+            [576],
+        )
+        for first in (0, 1, 3)
+    },
+    **{
+        # The third write makes others give way; the fourth finds nothing, though the second could move on.
+        f"a path that was taken is remembered, {wishes}": (f"f: {OF_FOUR} | {wishes}", APART, 832, [832])
+        for wishes in ("a?p a?q b?q b?r b?s c?p d?p", "a?p a?q a?s b?q b?r c?p d?p")
+    },
+    "one of two copies may be overwritten": (
+        "make: x 64 input -> a 64; take: a -> b 64 | b!a; join: a, b -> y 64 output",
+        "x@0; make: x@0 -> a@64; make: x@0 -> a@128; take: a@64 -> b@64; join: a@128 b@64 -> y@0; y@0",
+        192,
+        [128, 128, 128, 192],
+    ),
+    "nothing is planned in no bytes": ("", ";", 0, [0]),
+    "sizes are rounded up to the smallest alignment of what has bytes": (
+        "f: x 98 input align=32, token 0 input align=4 -> y 32 output",
+        "x@0 token@0; f: x@0 token@0 -> y@128; y@128",
+        192,
+        [128 + 32],
+    ),
+    "bytes at home are given to no other write": (
+        # A next content that is read, gone and made again: what is written then has bytes of its own.
+        "w 64 stored; set: x 64 input -> w' 64 output home=w; use: w' -> y 64 output | y?w' ws=64",
+        "w@0 x@64; set: x@64 -> w'@0; use: w'@0 -> y@128 ws@192; set: x@64 -> w'@0; w'@0 y@128",
+        256,
+        [128, 256, 192],
+    ),
+    "a required overwrite shares the bytes of its read": (
+        "f: x 64 input -> a 64; g: a, x -> b 64 output, token 0 | b!a",
+        "x@0; f: x@0 -> a@64; g: a@64 x@0 -> b@64 token@64; b@64",
+        128,
+        [128, 128],
+    ),
+    "a required overwrite of no bytes leaves them to another write": (
+        "f: x 64 input -> a 64; g: a, x -> b 64 output, token 0 | b?a token!a",
+        "x@0; f: x@0 -> a@64; g: a@64 x@0 -> b@64 token@64; b@64",
+        128,
+        [128, 128],
+    ),
+    "the larger of two writes has the read": (
+        "f: p 128 input -> a 64 output, b 128 output | a?p b?p",
+        "p@0; f: p@0 -> a@128 b@0; a@128 b@0",
+        192,
+        [192],
+    ),
+    "what has no bytes is in nobody's way": (
+        "w 0 stored; f: token 0 input -> y 128 output",
+        "w@64 token@64; f: token@64 -> y@0; w@64 y@0",
+        128,
+        [128],
+    ),
+    "a part in its place touches no write below the whole": (
+        "a: x 64 input -> a 64; b: x -> b 64; join: a, b -> s 64 output, t 128 output | t[0]?a t[64]?b",
+        "x@192; a: x@192 -> a@64; b: x@192 -> b@128; join: a@64 b@128 -> s@0 t@64; s@0 t@64",
+        256,
+        [128, 192, 192],
+    ),
+    "what is made again lived before": (
+        "a: x 64 input -> a 64; y: a -> y 64 output | ws=64; z: a -> z 64 output",
+        "x@0; a: x@0 -> a@64; y: a@64 -> y@128 ws@192; a: x@0 -> a@64; z: a@64 -> z@0; y@128 z@0",
+        256,
+        [128, 256, 192, 192],
+    ),
+    "a required overwrite comes before a larger one": (
+        "f: p 128 input -> a 64 output, b 128 output | a!p b?p",
+        "p@0; f: p@0 -> a@0 b@128; a@0 b@128",
+        256,
+        [256],
+    ),
+    "what must take one read takes no other": (
+        "f: p 64 input, q 64 input -> y 64 output | y!p y?q ws=64",
+        "p@0 q@64; f: p@0 q@64 -> y@0 ws@128; y@0",
+        192,
+        [192],
+    ),
+    "parts share the bytes of the whole if they die there and may lie there": (
+        # Of three parts, one is read again and one would not be aligned.
+        "a: x 64 input -> a 64; b: x -> b 64; c: x -> c 64;"
+        "join: a, b, c -> t 224 | t[0]?a t[64]?b t[160]?c ws=64; y: t, a -> y 64 output",
+        "x@128; a: x@128 -> a@256; b: x@128 -> b@64; c: x@128 -> c@320;"
+        "join: a@256 b@64 c@320 -> t@0 ws@384; y: t@0 a@256 -> y@320; y@320",
+        448,
+        [128, 192, 256, 448, 384],
+    ),
+    **{
+        f"a part aligned to {part} lies in a whole aligned to {whole}": (
+            f"a: x 32 input align=32 -> a 32 align={part}; join: a -> t 64 output align={whole} | t[32]?a ws=64",
+            f"x@128; a: x@128 -> a@{at}; join: a@{at} -> t@{at - 32} ws@128; t@{at - 32}",
+            192,
+            [64, 128],
+        )
+        for part, whole, at in ((32, 64, 32), (64, 32, 64))
+    },
+}
 
 
-@pytest.mark.parametrize("first", [0, 1, 3])
-def test_sharing_is_found_along_paths(first: int) -> None:
-    """Reads p, q, r and writes a, b, c, which all find one only if the larger two give way twice."""
-    make = Maker((Region("arena"),))
-    for i in range(first):
-        make.value(f"unused{i}", 64, 0)
-    p, q, r = (make.value(name, 192, 0, role=Role.INPUT) for name in "pqr")
-    a, b, c = (make.value(n, size, 0, role=Role.OUTPUT) for n, size in (("a", 192), ("b", 128), ("c", 64)))
-    pairs = [Overwrite(0, 0), Overwrite(0, 1), Overwrite(1, 1), Overwrite(1, 2), Overwrite(1, 0), Overwrite(2, 0)]
-    make.action("f", [p, q, r], [a, b, c], *pairs)
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [576]
-    steps = [Step(0, (0, 192, 384), (192, 384, 0))]
-    verify(hand_plan(problem, steps, {p: 0, q: 192, r: 384}, {a: 192, b: 384, c: 0}, (576,), 576, 0), problem)
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_passes(name: str) -> None:
+    asked, answer, height, live = RIGHT[name]
+    of = problem(asked, ARENA)
+    found = hand_plan(of, answer, (height,), live)
+    assert live_bytes(of, [step.action for step in found.steps]).tolist() == live
+    verify(found, of)
 
 
-@pytest.mark.parametrize(
-    "wishes",
-    [
-        [(0, 0), (0, 1), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)],
-        [(0, 0), (0, 1), (0, 3), (1, 1), (1, 2), (2, 0), (3, 0)],
-    ],
-)
-def test_a_path_that_was_taken_is_remembered(wishes: list[tuple[int, int]]) -> None:
-    """The third write makes others give way; the fourth finds nothing, though the second could move on."""
-    make = Maker((Region("arena"),))
-    p, q, r, s = (make.value(name, 192, 0, role=Role.INPUT) for name in "pqrs")
-    sizes = (("a", 192), ("b", 128), ("c", 64), ("d", 64))
-    a, b, c, d = (make.value(name, size, 0, role=Role.OUTPUT) for name, size in sizes)
-    make.action("f", [p, q, r, s], [a, b, c, d], *[Overwrite(*wish) for wish in wishes])
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [832]
-    starts, ends = {p: 0, q: 192, r: 384, s: 576}, {a: 192, b: 384, c: 0, d: 768}
-    steps = [Step(0, tuple(starts.values()), tuple(ends.values()))]
-    verify(hand_plan(problem, steps, starts, ends, (832,), 832, 0), problem)
+# Likewise, a plan that is wrong, and what is said of it.
+WRONG: dict[str, tuple[str, str, str, int, list[int], str]] = {
+    "what has no bytes must have been made": (
+        "make: x 64 input -> token 0; use: token -> y 64 output",
+        "x@0; make: x@0 -> token@0; use: token@0 -> y@64; y@64",
+        "x@0; use: token@0 -> y@64; y@64",
+        128,
+        [64, 64],
+        r"'token' at \[0, 0\) is needed, but nothing has made it yet",
+    ),
+    "what is written second goes home": (
+        "unused 64; w 64 stored; set: -> y 64 output, w' 64 output home=w | effect",
+        "w@64; set: -> y@0 w'@64; y@0 w'@64",
+        "w@64; set: -> y@0 w'@128; y@0 w'@128",
+        192,
+        [128],
+        r"\"w'\" must be written at home, offset 64, not at 128",
+    ),
+    "stored bytes are found in whatever order they lie": (
+        # What is written over w, which nobody reads, is all that is wrong.
+        "v 64 stored; w 64 stored; f: x 64 input -> y 64; set: y -> w' 64 output home=w | w'?y effect",
+        "v@192 w@0 x@64; f: x@64 -> y@128; set: y@128 -> w'@0; v@192 w'@0",
+        "v@192 w@0 x@64; f: x@64 -> y@0; set: y@0 -> w'@0; v@192 w'@0",
+        256,
+        [256, 192],
+        r"'y' at \[0, 64\) is written over stored 'w' at \[0, 64\)",
+    ),
+    "the workspace of what writes nothing is not over stored bytes": (
+        "w 64 stored; look: x 64 input -> | ws=64 effect",
+        "w@0 x@64; look: x@64 -> ws@128; w@0",
+        "w@0 x@64; look: x@64 -> ws@0; w@0",
+        192,
+        [192],
+        r"the workspace \[0, 64\) is written over stored 'w'",
+    ),
+    "every write over a read needs a right of its own": (
+        "f: x 128 input -> a 64 output, b 64 output | a?x",
+        "x@0; f: x@0 -> a@0 b@128; a@0 b@128",
+        "x@0; f: x@0 -> a@0 b@64; a@0 b@64",
+        192,
+        [192],
+        r"'b' at \[64, 128\) is written over 'x' at \[0, 128\), which it",
+    ),
+}
 
 
-def test_what_is_written_second_goes_home() -> None:
-    make = Maker((Region("arena"),))
-    make.value("unused", 64, 0)
-    w, y = make.value("w", 64, 0, role=Role.STORED), make.value("y", 64, 0, role=Role.OUTPUT)
-    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    make.action("set", [], [y, new], effect=True)
-    problem = make.problem()
-
-    def at(offset: int) -> Plan:
-        return hand_plan(problem, [Step(0, (), (0, offset))], {w: 64}, {y: 0, new: offset}, (192,), 128, 0)
-
-    verify(at(64), problem)
-    with pytest.raises(VerificationError, match=r"\"w'\" must be written at home, offset 64, not at 128"):
-        verify(at(128), problem)
-
-
-def test_one_of_two_copies_may_be_overwritten() -> None:
-    make = Maker((Region("arena"),))
-    x, a = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0)
-    b, y = make.value("b", 64, 0), make.value("y", 64, 0, role=Role.OUTPUT)
-    make.action("make", [x], [a])
-    make.action("take", [a], [b], Overwrite(0, 0, True))
-    make.action("join", [a, b], [y])
-    problem = make.problem()
-    assert live_bytes(problem, [0, 0, 1, 2]).tolist() == [128, 128, 128, 192]
-    steps = [Step(0, (0,), (64,)), Step(0, (0,), (128,)), Step(1, (64,), (64,)), Step(2, (128, 64), (0,))]
-    verify(hand_plan(problem, steps, {x: 0}, {y: 0}, (192,), 192, 3), problem)
-
-
-def test_starts_and_ends_come_in_any_order() -> None:
-    verify(with_fields(starts=GOOD.starts[::-1], ends=GOOD.ends[::-1]), two_homes()[0])
-
-
-def test_a_place_for_no_workspace_means_nothing() -> None:
-    verify(changed(1, workspace=32), two_homes()[0])
-
-
-def test_nothing_is_planned_in_no_bytes() -> None:
-    problem = Maker((Region("arena"),)).problem()
-    verify(hand_plan(problem, [], {}, {}, (0,), 0, 0), problem)
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_beside_what_is_right(name: str) -> None:
+    asked, right, wrong, height, live, message = WRONG[name]
+    of = problem(asked, ARENA)
+    verify(hand_plan(of, right, (height,), live), of)
+    with pytest.raises(VerificationError, match=message):
+        verify(hand_plan(of, wrong, (height,), live), of)
 
 
 def test_heights_are_multiples_of_the_largest_alignment_and_may_be_nothing() -> None:
-    make = Maker((Region("arena"), Region("empty")))
-    make.value("x", 64, 0, alignment=128, role=Role.INPUT)
-    problem = make.problem()
-    verify(hand_plan(problem, [], {0: 0}, {}, (128, 0), 64, 0), problem)
+    wide = problem("x 64 input align=128", (Region("arena"), Region("empty")))
+    verify(hand_plan(wide, "x@0;", (128, 0), [64]), wide)
     with pytest.raises(VerificationError, match="a multiple of 128 is needed"):
-        verify(hand_plan(problem, [], {0: 0}, {}, (192, 0), 64, 0), problem)
-
-
-def test_sizes_are_rounded_up_to_the_smallest_alignment_of_what_has_bytes() -> None:
-    make = Maker((Region("arena"),))
-    x, y = make.value("x", 98, 0, alignment=32, role=Role.INPUT), make.value("y", 32, 0, role=Role.OUTPUT)
-    token = make.value("token", 0, 0, alignment=4, role=Role.INPUT)
-    make.action("f", [x, token], [y])
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [128 + 32]
-    starts = {x: 0, token: 0}
-    verify(hand_plan(problem, [Step(0, (0, 0), (128,))], starts, {y: 128}, (192,), 128 + 32, 0), problem)
+        verify(hand_plan(wide, "x@0;", (192, 0), [64]), wide)
 
 
 def test_what_lies_off_the_device_is_in_no_figure() -> None:
-    make = Maker((Region("arena"), Region("host", on_device=False)))
-    x, y = make.value("x", 64, 0, role=Role.INPUT), make.value("y", 64, 0, role=Role.OUTPUT)
-    away = make.value("x/host", 64, 1)
-    make.action("save", [x], [away], workspace=64, workspace_region=1)
-    make.action("fetch", [away], [y])
-    problem = make.problem()
-    steps = [Step(0, (0,), (0,), 64), Step(1, (0,), (0,))]
-    good = hand_plan(problem, steps, {x: 0}, {y: 0}, (64, 128), 64, 0)
-    verify(replace(good, arena_bytes=64, budget=64), problem)
-
-
-def test_bytes_at_home_are_given_to_no_other_write() -> None:
-    """A next content that is read, gone and made again: what is written then has bytes of its own."""
-    make = Maker((Region("arena"),))
-    w, x = make.value("w", 64, 0, role=Role.STORED), make.value("x", 64, 0, role=Role.INPUT)
-    new, y = make.value("w'", 64, 0, role=Role.OUTPUT, home=w), make.value("y", 64, 0, role=Role.OUTPUT)
-    make.action("set", [x], [new])
-    make.action("use", [new], [y], Overwrite(0, 0), workspace=64)
-    problem = make.problem()
-    assert live_bytes(problem, [0, 1, 0]).tolist() == [128, 256, 192]
-    steps = [Step(0, (64,), (0,)), Step(1, (0,), (128,), 192), Step(0, (64,), (0,))]
-    verify(hand_plan(problem, steps, {w: 0, x: 64}, {new: 0, y: 128}, (256,), 256, 1), problem)
-
-
-@pytest.mark.parametrize("nothing", [False, True], ids=["required", "of no bytes"])
-def test_bytes_that_must_be_taken_are_counted_once(nothing: bool) -> None:
-    """A required overwrite shares the bytes of its read; one of no bytes leaves them to another write."""
-    make = Maker((Region("arena"),))
-    x, a, b = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0), make.value("b", 64, 0, role=Role.OUTPUT)
-    token = make.value("token", 0, 0)
-    make.action("f", [x], [a])
-    pairs = [Overwrite(0, 0), Overwrite(1, 0, True)] if nothing else [Overwrite(0, 0, True)]
-    make.action("g", [a, x], [b, token], *pairs)
-    problem = make.problem()
-    assert live_bytes(problem, [0, 1]).tolist() == [128, 128]
-    steps = [Step(0, (0,), (64,)), Step(1, (64, 0), (64, 64))]
-    verify(hand_plan(problem, steps, {x: 0}, {b: 64}, (128,), 128, 0), problem)
-
-
-def test_the_larger_of_two_writes_has_the_read() -> None:
-    make = Maker((Region("arena"),))
-    p = make.value("p", 128, 0, role=Role.INPUT)
-    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 128, 0, role=Role.OUTPUT)
-    make.action("f", [p], [a, b], Overwrite(0, 0), Overwrite(1, 0))
-    problem = make.problem()
-    verify(hand_plan(problem, [Step(0, (0,), (128, 0))], {p: 0}, {a: 128, b: 0}, (192,), 192, 0), problem)
-
-
-def test_what_has_no_bytes_is_in_nobodys_way() -> None:
-    """A stored value and a read of no bytes, amid what is written."""
-    make = Maker((Region("arena"),))
-    w, token = make.value("w", 0, 0, role=Role.STORED), make.value("token", 0, 0, role=Role.INPUT)
-    y = make.value("y", 128, 0, role=Role.OUTPUT)
-    make.action("f", [token], [y])
-    problem = make.problem()
-    starts, ends = {w: 64, token: 64}, {w: 64, y: 0}
-    verify(hand_plan(problem, [Step(0, (64,), (0,))], starts, ends, (128,), 128, 0), problem)
-
-
-def test_stored_bytes_are_found_in_whatever_order_they_lie() -> None:
-    """What is written over w, which nobody reads, is all that is wrong."""
-    make = Maker((Region("arena"),))
-    v, w = make.value("v", 64, 0, role=Role.STORED), make.value("w", 64, 0, role=Role.STORED)
-    x, y = make.value("x", 64, 0, role=Role.INPUT), make.value("y", 64, 0)
-    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
-    make.action("f", [x], [y])
-    make.action("set", [y], [new], Overwrite(0, 0), effect=True)
-    problem = make.problem()
-
-    def at(offset: int) -> Plan:
-        steps = [Step(0, (64,), (offset,)), Step(1, (offset,), (0,))]
-        return hand_plan(problem, steps, {v: 192, w: 0, x: 64}, {v: 192, new: 0}, (256,), 256, 0)
-
-    verify(at(128), problem)
-    with pytest.raises(VerificationError, match=r"'y' at \[0, 64\) is written over stored 'w' at \[0, 64\)"):
-        verify(at(0), problem)
-
-
-def test_the_workspace_of_what_writes_nothing_is_not_over_stored_bytes() -> None:
-    make = Maker((Region("arena"),))
-    w, x = make.value("w", 64, 0, role=Role.STORED), make.value("x", 64, 0, role=Role.INPUT)
-    make.action("look", [x], [], workspace=64, effect=True)
-    problem = make.problem()
-    verify(hand_plan(problem, [Step(0, (64,), (), 128)], {w: 0, x: 64}, {w: 0}, (192,), 192, 0), problem)
-    with pytest.raises(VerificationError, match=r"the workspace \[0, 64\) is written over stored 'w'"):
-        verify(hand_plan(problem, [Step(0, (64,), (), 0)], {w: 0, x: 64}, {w: 0}, (192,), 192, 0), problem)
-
-
-def test_every_write_over_a_read_needs_a_right_of_its_own() -> None:
-    make = Maker((Region("arena"),))
-    x = make.value("x", 128, 0, role=Role.INPUT)
-    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 64, 0, role=Role.OUTPUT)
-    make.action("f", [x], [a, b], Overwrite(0, 0))
-    problem = make.problem()
-    verify(hand_plan(problem, [Step(0, (0,), (0, 128))], {x: 0}, {a: 0, b: 128}, (192,), 192, 0), problem)
-    with pytest.raises(VerificationError, match=r"'b' at \[64, 128\) is written over 'x' at \[0, 128\), which it"):
-        verify(hand_plan(problem, [Step(0, (0,), (0, 64))], {x: 0}, {a: 0, b: 64}, (192,), 192, 0), problem)
-
-
-def test_a_part_in_its_place_touches_no_write_below_the_whole() -> None:
-    make = Maker((Region("arena"),))
-    x, a, b = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0), make.value("b", 64, 0)
-    s, t = make.value("s", 64, 0, role=Role.OUTPUT), make.value("t", 128, 0, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("b", [x], [b])
-    make.action("join", [a, b], [s, t], parts=(Part(1, 0, 0), Part(1, 1, 64)))
-    problem = make.problem()
-    steps = [Step(0, (192,), (64,)), Step(1, (192,), (128,)), Step(2, (64, 128), (0, 64))]
-    verify(hand_plan(problem, steps, {x: 192}, {s: 0, t: 64}, (256,), 192, 1), problem)
-
-
-def test_what_is_made_again_lived_before() -> None:
-    make = Maker((Region("arena"),))
-    x, a = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0)
-    y, z = make.value("y", 64, 0, role=Role.OUTPUT), make.value("z", 64, 0, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("y", [a], [y], workspace=64)
-    make.action("z", [a], [z])
-    problem = make.problem()
-    assert live_bytes(problem, [0, 1, 0, 2]).tolist() == [128, 256, 192, 192]
-    steps = [Step(0, (0,), (64,)), Step(1, (64,), (128,), 192), Step(0, (0,), (64,)), Step(2, (64,), (0,))]
-    verify(hand_plan(problem, steps, {x: 0}, {y: 128, z: 0}, (256,), 256, 1), problem)
-
-
-def test_a_required_overwrite_comes_before_a_larger_one() -> None:
-    make = Maker((Region("arena"),))
-    p = make.value("p", 128, 0, role=Role.INPUT)
-    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 128, 0, role=Role.OUTPUT)
-    make.action("f", [p], [a, b], Overwrite(0, 0, True), Overwrite(1, 0))
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [256]
-    verify(hand_plan(problem, [Step(0, (0,), (0, 128))], {p: 0}, {a: 0, b: 128}, (256,), 256, 0), problem)
-
-
-def test_what_must_take_one_read_takes_no_other() -> None:
-    make = Maker((Region("arena"),))
-    p, q = make.value("p", 64, 0, role=Role.INPUT), make.value("q", 64, 0, role=Role.INPUT)
-    y = make.value("y", 64, 0, role=Role.OUTPUT)
-    make.action("f", [p, q], [y], Overwrite(0, 0, True), Overwrite(0, 1), workspace=64)
-    problem = make.problem()
-    assert live_bytes(problem, [0]).tolist() == [192]
-    verify(hand_plan(problem, [Step(0, (0, 64), (0,), 128)], {p: 0, q: 64}, {y: 0}, (192,), 192, 0), problem)
-
-
-def test_parts_share_the_bytes_of_the_whole_if_they_die_there_and_may_lie_there() -> None:
-    """Of three parts, one is read again and one would not be aligned."""
-    make = Maker((Region("arena"),))
-    x = make.value("x", 64, 0, role=Role.INPUT)
-    a, b, c = (make.value(name, 64, 0) for name in "abc")
-    t, y = make.value("t", 224, 0), make.value("y", 64, 0, role=Role.OUTPUT)
-    for part in (a, b, c):
-        make.action(make.values[part].name, [x], [part])
-    make.action("join", [a, b, c], [t], parts=(Part(0, 0, 0), Part(0, 1, 64), Part(0, 2, 160)), workspace=64)
-    make.action("y", [t, a], [y])
-    problem = make.problem()
-    assert live_bytes(problem, range(5)).tolist() == [128, 192, 256, 448, 384]
-    steps = [Step(i, (128,), (offset,)) for i, offset in enumerate((256, 64, 320))]
-    steps += [Step(3, (256, 64, 320), (0,), 384), Step(4, (0, 256), (320,))]
-    verify(hand_plan(problem, steps, {x: 128}, {y: 320}, (448,), 448, 3), problem)
-
-
-@pytest.mark.parametrize(("piece", "whole"), [(32, 64), (64, 32)])
-def test_a_part_lies_where_either_alignment_lets_it(piece: int, whole: int) -> None:
-    make = Maker((Region("arena"),))
-    x, a = make.value("x", 32, 0, alignment=32, role=Role.INPUT), make.value("a", 32, 0, alignment=piece)
-    t = make.value("t", 64, 0, alignment=whole, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("join", [a], [t], parts=(Part(0, 0, 32),), workspace=64)
-    problem = make.problem()
-    assert live_bytes(problem, [0, 1]).tolist() == [64, 128]
-    at = 64 if piece == 64 else 32
-    steps = [Step(0, (128,), (at,)), Step(1, (at,), (at - 32,), 128)]
-    verify(hand_plan(problem, steps, {x: 128}, {t: at - 32}, (192,), 128, 1), problem)
+    away = problem(
+        "save: x 64 input -> x/host 64 @host | ws=64@host; fetch: x/host -> y 64 output",
+        (Region("arena"), Region("host", on_device=False)),
+    )
+    good = hand_plan(away, "x@0; save: x@0 -> x/host@0 ws@64; fetch: x/host@0 -> y@0; y@0", (64, 128), [64, 64])
+    verify(replace(good, arena_bytes=64, budget=64), away)

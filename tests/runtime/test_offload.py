@@ -17,7 +17,7 @@ from foreplan.lower.program import ARENA, HOST
 from foreplan.planner import Category, Plan, without_reuse
 from foreplan.runtime.session import Session
 from foreplan.views.diff import diff
-from tests.foreplan.shell import foreplan
+from tests.cli.shell import foreplan
 
 GPT2 = "gpt2_small:batch=8,seq=64,layers=3,width=32,heads=4,vocabulary=100"
 RESNET = "resnet18:batch=16,size=96,classes=7"

@@ -14,7 +14,7 @@ from foreplan.base.errors import ModelError, PlanError
 from foreplan.graph import Graph, GraphBuilder, Kind, Stored, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise
-from tests.foreplan.shell import foreplan
+from tests.cli.shell import foreplan
 from tests.runtime.test_planfile import edited
 
 

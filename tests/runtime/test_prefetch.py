@@ -15,7 +15,7 @@ from foreplan.base.units import align_up
 from foreplan.lower.program import STATE
 from foreplan.planner import Category, Role
 from foreplan.runtime.planfile import save_plan
-from tests.foreplan.shell import answer
+from tests.cli.shell import answer
 from tests.runtime.micro_batches import Arrays, compiled, data_for, perceptron, same
 
 

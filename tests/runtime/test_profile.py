@@ -13,8 +13,8 @@ from foreplan.runtime.check import Timing
 from foreplan.runtime.engine import Peak
 from foreplan.runtime.inputs import made_up
 from foreplan.runtime.profile import Profile
+from tests.cli.shell import answer, foreplan
 from tests.cpu.check import needs_onednn
-from tests.foreplan.shell import answer, foreplan
 from tests.profile import few
 
 GPT = "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=2,vocabulary=64"

@@ -1,6 +1,7 @@
 """Modules are imported unchecked, where nothing is said: most tests hold them against PyTorch themselves.
 
-And torchvision, which references for the zoo's models import, beside a PyTorch that its operators were not built for.
+PyTorch has one thread. And torchvision, which references for the zoo import, is there beside a PyTorch that its
+operators were not built for.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import pytest
 
 from foreplan.compiler import modules
 
-if importlib.util.find_spec("torchvision") is not None:
+if importlib.util.find_spec("torch") is not None:
     import torch
 
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # its operators for detection are not there, and no test calls them: to declare them is enough
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torch.set_num_threads(1)
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            import torchvision  # noqa: F401
+        except (
+            RuntimeError
+        ):  # its operators for detection, which no test calls, are not there: to declare them is enough
+            for name in ("nms", "qnms"):
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
 
 
 @pytest.fixture(autouse=True)

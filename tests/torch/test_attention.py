@@ -13,7 +13,6 @@ import foreplan as fp  # noqa: E402
 from foreplan.ops.attention.ops import Attention  # noqa: E402
 from tests.frontend.judged import close  # noqa: E402
 
-torch.set_num_threads(1)
 POSITIONS, WIDTH, HEADS = 160, 32, 2
 
 

@@ -17,7 +17,6 @@ from foreplan.frontend.torch import table  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
-torch.set_num_threads(1)
 SOME = ("resnet, basic blocks", "gpt, tied", "lstm", "mlp with selu", "mlp with spectral norm", "autoencoder", "clip")
 
 

@@ -17,8 +17,6 @@ import foreplan as fp  # noqa: E402
 from foreplan.frontend.torch import reader  # noqa: E402
 from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 class Block(nn.Module):
     """Two products."""

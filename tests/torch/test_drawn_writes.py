@@ -10,7 +10,6 @@ import foreplan as fp  # noqa: E402
 from tests.profile import pick  # noqa: E402
 from tests.torch.drawn_writes import COLUMNS, ROWS, module, runs, source  # noqa: E402
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 EACH = 40
 

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setu
 import foreplan as fp  # noqa: E402
 from tests.profile import values  # noqa: E402
 
-torch.set_num_threads(1)
 F, tnn = torch.nn.functional, torch.nn
 BATCH = 8
 

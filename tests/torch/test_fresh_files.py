@@ -20,7 +20,6 @@ import foreplan as fp  # noqa: E402
 from tests.export.runtime import run  # noqa: E402
 from tests.torch.exports import quiet  # noqa: E402
 
-torch.set_num_threads(1)
 FORMS = {"dynamo": {"dynamo": True}, "torchscript": {"dynamo": False}}
 
 

@@ -20,7 +20,6 @@ from tests.profile import pick  # noqa: E402
 from tests.torch.exports import example  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
-torch.set_num_threads(1)
 SOME = (
     *("input normalization", "resnet, basic blocks", "gpt, tied", "lstm", "group norm net", "swin block", "lora"),
     *("clip", "translator", "bag of words"),

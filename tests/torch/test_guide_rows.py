@@ -21,7 +21,6 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "from-pytorch.md").read_t
 TABLE = PAGE.partition("| PyTorch | foreplan |\n|---|---|\n")[2].partition("\n\n")[0]
 ROWS = [line.split(" | ")[0].removeprefix("| ") for line in TABLE.splitlines()]
 TESTS: dict[str, Callable[[Path], None]] = {}
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

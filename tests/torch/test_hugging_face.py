@@ -19,7 +19,6 @@ from foreplan.cli.main import cli  # noqa: E402
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "from-hugging-face.md").read_text()
 MODEL, *PAIRS, READ, MAKE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

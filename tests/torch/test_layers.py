@@ -14,7 +14,6 @@ from foreplan import nn  # noqa: E402
 from tests.frontend.judged import Found, close, run  # noqa: E402
 from tests.profile import pick  # noqa: E402
 
-torch.set_num_threads(1)
 SEEDS = range(pick(1, 3, 30))
 F = torch.nn.functional
 

@@ -20,7 +20,6 @@ from tests.frontend.judged import close  # noqa: E402
 from tests.ops.check import run_op  # noqa: E402
 from tests.profile import few  # noqa: E402
 
-torch.set_num_threads(1)
 POSITIONS, HEADS = 160, 2
 
 

@@ -21,8 +21,6 @@ from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa:
 from tests.torch.exports import example  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def exporter() -> None:

@@ -16,7 +16,6 @@ from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 
 import foreplan as fp  # noqa: E402
 
-torch.set_num_threads(1)
 STEPS = 20
 
 

@@ -18,8 +18,6 @@ from foreplan.frontend.torch.modes import askers, has_one_form, in_mode, same_bu
 from tests.profile import few  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 class Asking(nn.Module):
     """Adds something in training mode alone, which it learns in some way."""

@@ -19,8 +19,6 @@ from foreplan.base.errors import UnsupportedError  # noqa: E402
 from tests.profile import few  # noqa: E402
 from tests.torch.beside import Squares, assert_trains_as_pytorch, feeds  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 class Calls(nn.Module):
     """A function of a trained tensor and the inputs, or of the inputs times a trained number."""

@@ -21,7 +21,6 @@ from foreplan.graph import parse_graph  # noqa: E402
 from tests.torch.beside import RATE, assert_trains_as_pytorch  # noqa: E402
 from tests.torch.two import Cases, Two, X, assert_is_refused, assert_stays_as_it_is  # noqa: E402
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = Cases()
 CLOSED_OVER = torch.ones(3)

@@ -19,7 +19,6 @@ from foreplan.base.errors import ModelError, UnsupportedError  # noqa: E402
 from tests.profile import few, pick  # noqa: E402
 from tests.torch.operators import TIED, faults, is_judged, name_of, samples  # noqa: E402
 
-torch.set_num_threads(1)
 OPS = {name_of(info): info for info in op_db if is_judged(info)}
 # How many samples of an op are judged where all are: narrow types differ from wide ones in little but how they round.
 DTYPES = {

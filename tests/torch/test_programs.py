@@ -26,7 +26,6 @@ import foreplan as fp  # noqa: E402
 from foreplan.cli.main import cli  # noqa: E402
 from tests.profile import pick  # noqa: E402
 
-torch.set_num_threads(1)
 warnings.filterwarnings("ignore", module="copyreg")
 IDS = torch.arange(12).reshape(4, 3) % 11
 

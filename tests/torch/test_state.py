@@ -18,9 +18,6 @@ from tests.profile import few  # noqa: E402
 from tests.torch.exports import example  # noqa: E402
 from tests.torch.modules import MODULES  # noqa: E402
 
-torch.set_num_threads(1)
-
-
 SOME = ("input normalization", "resnet, basic blocks", "gpt, tied", "lstm", "swin block", "mlp with spectral norm")
 
 

@@ -17,8 +17,6 @@ import foreplan as fp  # noqa: E402
 from foreplan.base.errors import ModelError, UnsupportedError  # noqa: E402
 from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 class Computes(nn.Module):
     """Two networks, and what is computed with them."""

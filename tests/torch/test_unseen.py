@@ -14,7 +14,6 @@ import foreplan as fp  # noqa: E402
 from tests.torch.beside import assert_trains_as_pytorch  # noqa: E402
 from tests.torch.two import Cases, Two, X, assert_is_refused, assert_stays_as_it_is  # noqa: E402
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = Cases()
 

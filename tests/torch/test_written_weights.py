@@ -16,7 +16,6 @@ from foreplan.base.errors import UnsupportedError  # noqa: E402
 from tests.torch.beside import Squares, feeds  # noqa: E402
 from tests.torch.two import Two, X  # noqa: E402
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from foreplan.base.errors import ForeplanError, ModelError
 from foreplan.cli.data import read_arrays
 from foreplan.frontend import from_onnx
-from tests.foreplan.shell import foreplan
+from tests.cli.shell import foreplan
 
 
 def archive(path: Path, *names: str) -> None:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 import foreplan as fp
 from foreplan.base.errors import ShapeError, UsageError, ValueNeededError
 from foreplan.frontend import from_onnx
-from tests.foreplan.shell import answer, foreplan
+from tests.cli.shell import answer, foreplan
 from tests.frontend.onnx.models import branch, info, model, node, random, run
 
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
