@@ -16,8 +16,6 @@ from foreplan.graph import Graph, Kind, Node, Value
 from foreplan.graph.shard import Shard
 from foreplan.ops.index import Gather
 from foreplan.ops.matmul import MatMul
-from foreplan.ops.pullback import depending
-from foreplan.ops.random import Random
 from foreplan.passes.tensor.rules import Known, Shards, StaysWhole, check, shards_of
 
 ANYHOW: Mapping[str, Shard | None] = MappingProxyType({})
@@ -91,6 +89,7 @@ class Search:
 
     Attributes:
         producer, readers: of values, each reader with the index of its input.
+        given: what follows from inputs and constants alone, such as a mask. What is random is drawn in parts.
         returned: results and updates.
     """
 
@@ -102,8 +101,11 @@ class Search:
             for index, value in enumerate(node.inputs):
                 self.readers.setdefault(value, []).append((node, index))
         self.returned = {*graph.results, *graph.updates}
-        weights = [value for value in graph.stored if value.kind in (Kind.PARAMETER, Kind.FROZEN)]
-        self.of_weights = depending(weights, graph.nodes)
+        stored = [value for value in graph.stored if value.kind not in (Kind.PARAMETER, Kind.FROZEN)]
+        self.given = {*graph.inputs, *stored}
+        for node in graph.nodes:
+            if not node.op.is_random and self.given.issuperset(node.inputs):
+                self.given.update(node.outputs)
         self.leading: set[Value] = set()  # what products depend on; without a loss, other parts may be joined
         for node in reversed(graph.nodes):
             if self.is_product(node) or not self.leading.isdisjoint(node.outputs):
@@ -168,7 +170,7 @@ class Search:
             if self.lies.get(value.name, shard) != shard:
                 raise StaysWhole(f"{value.name!r} is stored in another way")
             check(shard, value.type)
-            if self.is_given(value):
+            if value in self.given:
                 region.own[value] = shard
                 continue
             region.parts[value] = shard
@@ -183,11 +185,6 @@ class Search:
                     if made or region.shards.get(node) is not None or not may_join:
                         raise
                     region.joined.add(value)
-
-    def is_given(self, value: Value) -> bool:
-        """Whether a value follows from inputs and constants alone, such as a mask. Random ones are drawn in parts."""
-        random = value in self.producer and isinstance(self.producer[value].op, Random)
-        return not random and value not in self.of_weights
 
     def visit(self, region: Region, known: Known) -> Sequence[tuple[Value, Shard]]:
         """Let a node compute with parts; what else is cut then.

@@ -138,7 +138,7 @@ class _Between:
     def is_made_between(self, value: Value) -> bool:
         """Whether nodes between regions may make parts of a value; of others, each rank takes its part."""
         producer = self.search.producer.get(value)
-        return value in self.sums or not (producer is None or producer in self.taken or self.search.is_given(value))
+        return value in self.sums or not (producer is None or producer in self.taken or value in self.search.given)
 
     def gathered(self, region: Region) -> list[Value]:
         """The values in parts of which something needs all tokens."""
