@@ -146,14 +146,17 @@ def refused(told: str, op: Op, *types: str) -> None:
         op.infer([tensor_type(text) for text in types])
 
 
-def run_op(op: Op, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The outputs of one op, after checking that its declaration holds; of a composite one by its decomposition.
+def run_op(op: Op, *arrays: np.ndarray, hard: bool = True) -> list[np.ndarray]:
+    """The outputs of one op, after checking that its declaration holds; of a composite one by its decomposition; by one
+    plain call if not `hard`.
 
     Its text form reads back; it writes every output byte whatever was there and whatever the workspace held; it
     writes nothing else; each legal overwrite, and all together, give the same bits; accepted strides give the same
     result up to rounding (exactly for integers).
     """
     inputs = [np.asarray(x, order="C") for x in arrays]
+    if not hard:
+        return _run(op, inputs, 0xFF)
     types = [type_of(x) for x in inputs]
     assert parse_op(op_text(op)) == op
     if _is_composite(op):
@@ -228,10 +231,10 @@ def evaluate(
             value.init.fill(array, generator_for(0, value.name))
         found[value] = array
     for node in graph.nodes:
-        arrays = [np.asarray(found[value], order="C") for value in node.inputs]
-        found.update(zip(node.outputs, run_op(node.op, *arrays) if hard else _run(node.op, arrays, 0xFF), strict=True))
+        arrays = [found[value] for value in node.inputs]
+        found.update(zip(node.outputs, run_op(node.op, *arrays, hard=hard), strict=True))
         if hard and node.op.is_view:
-            _check_view(node, arrays[0], found[node.outputs[0]])
+            _check_view(node, np.asarray(arrays[0], order="C"), found[node.outputs[0]])
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foreplan.graph import Graph, GraphBuilder, Op, Value
+from foreplan.graph.init import generator_for
 from foreplan.ops.collective import (
     AllGather,
     AllReduce,
@@ -49,7 +50,7 @@ def _made(op: Op, given: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray
         return [[_exchanged(op, given, rank)] for rank in range(len(given))]
     if type(op).compute is Op.compute:  # it may exchange something within
         return _decomposed(op, given)
-    return [run_op(op, *arrays) for arrays in given]
+    return [run_op(op, *arrays, hard=False) for arrays in given]
 
 
 def _place(op: Collective, rank: int) -> int:
@@ -89,5 +90,14 @@ def _decomposed(op: Op, given: Sequence[Sequence[np.ndarray]]) -> list[list[np.n
     assert made is not None
     graph = b.finish({f"y{i}": value for i, value in enumerate(made)})
     inputs = [{value.name: x for value, x in zip(values, arrays)} for arrays in given]
-    found = evaluate_ranks(graph, inputs, [{} for _ in given])
+    constants = {value.name: _content(value) for value in graph.stored}
+    found = evaluate_ranks(graph, inputs, [constants for _ in given])
     return [[own[value] for value in made] for own in found]
+
+
+def _content(value: Value) -> np.ndarray:
+    """Of a constant."""
+    assert value.init is not None
+    array = np.empty(value.shape, value.dtype.numpy)
+    value.init.fill(array, generator_for(0, value.name))
+    return array

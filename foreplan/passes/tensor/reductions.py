@@ -4,7 +4,9 @@ part of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from foreplan.graph import Builder, Node, Value
 from foreplan.ops.collective import AllGather
@@ -54,8 +56,7 @@ def entropies(b: Builder, total: Total, node: Node, inputs: Sequence[Value]) -> 
     (logits, target), op = inputs, node.op
     assert isinstance(op, CrossEntropy)
     local = b.apply(LocalIndex(total.ranks, logits.shape[op.axis], op.ignore_index), target)
-    index = elementwise(b, lambda i: where(i >= 0, i, op.ignore_index), local, name="class")
-    loss, own = b.node(op, logits, index, name="own_classes")
+    loss, own = b.node(replace(op, ignore_index=-1), logits, local, name="own_classes")
     row = reshape(b, own, (1, *own.shape))
     every = b.apply(AllGather(total.ranks), row, name="log_sums")
     high = b.apply(StopGradient(), reduce(b, "max", every, (0,), keepdims=True))  # it cancels out
@@ -63,8 +64,9 @@ def entropies(b: Builder, total: Total, node: Node, inputs: Sequence[Value]) -> 
     whole = reshape(b, elementwise(b, lambda t, m: log(t) + m, sums, high, name="log_sum"), own.shape)
     picked = elementwise(b, lambda x, d, i: where(i >= 0, x - d, 0.0), own, loss, local, dtype=own.dtype)
     logit = total.of(b, picked)
-    counts = call("ne", Arg(2), op.ignore_index)
-    return [elementwise(b, where(counts, Arg(0) - Arg(1), 0.0), whole, logit, target, dtype=own.dtype), whole]
+    counts, classes = call("ne", Arg(2), op.ignore_index), total.ranks * logits.shape[op.axis]
+    loss_of_class = where(call("and", Arg(2) >= 0, Arg(2) < classes), Arg(0) - Arg(1), math.nan)
+    return [elementwise(b, where(counts, loss_of_class, 0.0), whole, logit, target, dtype=own.dtype), whole]
 
 
 # By what `Axes.sums` names; there is none of the others.
