@@ -22,7 +22,7 @@ from foreplan.cli.config import read_config
 from foreplan.cli.flags import Flag, settings_from
 from foreplan.cli.settings import FIELDS, OF_MODEL, OF_STEP, Settings
 from foreplan.options import Options
-from foreplan.options.fields import said_of
+from foreplan.options.fields import info_of
 from tests.cli.shell import MODEL, answer, foreplan
 from tests.options.test_options import DRAWN
 
