@@ -191,6 +191,7 @@ def test_folders_above_are_not_looked_at(named: bool, folder: Path, monkeypatch:
     folder.parent.chmod(0o755)
     folder.parent.parent.chmod(0o777)
     assert disk_cache.kept("a") == b"content"
+    folder.parent.parent.chmod(0o700)  # pytest's own, in which other tests have theirs
 
 
 def test_nothing_is_made_where_all_may_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
