@@ -55,7 +55,8 @@ def _not_in_training_form(graph: Graph) -> str:
 
 
 def _without_backward(graph: Graph) -> str:
-    return "" if _not_forward(graph) else "it returns no gradient, and updates nothing by one"
+    told = any(note.startswith("nothing is trained") for note in graph.notes)  # every gradient ends on the way
+    return "" if told or _not_forward(graph) else "it returns no gradient, and updates nothing by one"
 
 
 def _dead(graph: Graph) -> str:

@@ -79,3 +79,13 @@ def test_a_step_is_told_from_a_model() -> None:
     step = fp.differentiate(LINEAR, optimizer=fp.optim.SGD(0.1))
     assert is_step(step) and complaint("backward", step) == "" and not is_step(LINEAR)
     assert "backward makes of" in complaint("forward", step)
+
+
+def test_a_step_that_trains_nothing_and_says_so_has_its_backward_pass() -> None:
+    """Every gradient ends at a comparison."""
+    graph = parse_graph(LINEAR.as_text().replace("matmul() [%x, %w] as %p", "matmul() [%x, %w] as %q").replace(
+        "%p: float32[4,2] = matmul", "%q: float32[4,2] = matmul"
+    ).replace("%loss: ", "%p: float32[4,2] = map(exprs=('float32(gt(a0, 0.0))',)) [%q] as %p\n%loss: "))  # fmt: skip
+    step = differentiate(graph)
+    assert not step.gradients and any(note.startswith("nothing is trained") for note in step.notes)
+    assert not complaint("backward", step)
