@@ -103,6 +103,20 @@ def listed(what: str, values: Any) -> list[Any]:
         raise UsageError(f"{what} must be a list, and is {shown(values)}") from None
 
 
+def mapping(what: str, value: Any, example: str) -> Mapping[Any, Any]:
+    """A mapping.
+
+    Args:
+        example: one, for the message.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{what} must be a mapping such as {example}, and is {shown(value)}")
+    return value
+
+
 def names_in(what: str, names: Any) -> list[str]:
     """A list of names.
 

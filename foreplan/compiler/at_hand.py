@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from foreplan.base.arguments import choice, flag, names_in, shown, whole
+from foreplan.base.arguments import choice, flag, instance, mapping, names_in, whole
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.eager import Eager, Variant, Workspaces
 
@@ -68,12 +68,10 @@ def eager_memory(
         raise UsageError("a module at hand is run by PyTorch: install it, for example by foreplan[torch]") from None
     shard, real = tuple(names_in("shard", shard)), flag("real", real)
     ranks, accumulate = whole("ranks", ranks, 1), whole("accumulate", accumulate, 1)
-    for name, given in (("kwargs", kwargs), ("variant", variant)):
-        if given is not None and not isinstance(given, Mapping):
-            raise UsageError(f"{name} is a mapping from names to values, and was given {shown(given)}")
-    if not isinstance(target, str):
-        raise UsageError(f"target is the name of one, such as cpu or cuda:h100, and was given {shown(target)}")
-    chosen = Variant(**({"parallel": "ddp" if ranks > 1 and not shard else "none"} | dict(variant or {})))
+    kwargs = mapping("kwargs", {} if kwargs is None else kwargs, "{'mask': mask}")
+    variant = mapping("variant", {} if variant is None else variant, "{'zero': 'keep'}")
+    target = instance("target", target, str, "give a name such as cpu or cuda:h100")
+    chosen = Variant(**({"parallel": "ddp" if ranks > 1 and not shard else "none"} | dict(variant)))
     if shard and (ranks == 1 or real or precision == "fp16"):
         raise UsageError("shard: say among how many ranks, 2 or more, in float32 or bf16, and without real")
     others = [name for name in _OF_GRAPHS if getattr(chosen, name) != getattr(Variant(), name)]
@@ -97,7 +95,7 @@ def eager_memory(
     choice("precision", precision, PRECISIONS)
     inputs = tuple(loss_inputs) if isinstance(loss_inputs, tuple | list) else (loss_inputs,)
     recipe = Recipe(
-        example, kwargs or {}, loss, None if loss_inputs is None else inputs, optimizer, precision, accumulate, chosen,
+        example, kwargs, loss, None if loss_inputs is None else inputs, optimizer, precision, accumulate, chosen,
         workspaces, real, ranks, shard,
     )  # fmt: skip
     return run(module, recipe)

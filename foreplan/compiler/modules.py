@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.base.arguments import flag, shown
+from foreplan.base.arguments import flag, mapping
 from foreplan.base.errors import ModelError, UsageError
 from foreplan.compiler import api
 from foreplan.frontend.torch.exporting import torch_here
@@ -75,9 +75,7 @@ def from_torch(
             off.
         UnsupportedError: it has an op that foreplan lacks; names it, its module and its line.
     """
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise UsageError(f"kwargs are arguments by their names, and was given {shown(kwargs)}")
-    named = dict(kwargs or {})
+    named = dict(mapping("kwargs", {} if kwargs is None else kwargs, "{'mask': mask}"))
     given = opened(module, example, named)
     graph = imported(given, example, named, train, freeze)
     wanted = flag("check", check) if check is not None else None

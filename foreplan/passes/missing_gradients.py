@@ -12,6 +12,8 @@ from foreplan.ops.expr.nodes import is_literal
 from foreplan.ops.map import Map
 from foreplan.ops.marks import StopGradient, StraightThrough
 
+NOTHING = "nothing is trained"  # how the note begins that says so
+
 
 def missing_gradient_notes(graph: Graph) -> Iterator[str]:
     """What a person should know of parameters that no step changes by their gradients.
@@ -41,7 +43,7 @@ def missing_gradient_notes(graph: Graph) -> Iterator[str]:
         yield f"no gradient reaches {listed(stopped, 5)}: {listed(stops, 3)} {verb} none back"
     if stopped and parameters.isdisjoint(reached):
         yield (
-            f"nothing is trained: none of {len(parameters)} parameters gets a gradient. Put straight_through(y, x) or "
+            f"{NOTHING}: none of {len(parameters)} parameters gets a gradient. Put straight_through(y, x) or "
             "a function with a derivative in the place of what passes none, or train what lies behind it"
         )
 

@@ -14,6 +14,7 @@ from foreplan.ops.matmul_map import MatMulMap
 from foreplan.ops.multi_map import MultiMap
 from foreplan.passes.base import Property
 from foreplan.passes.decompose import Machine
+from foreplan.passes.missing_gradients import NOTHING
 from foreplan.passes.quantised_weights import schemes
 from foreplan.passes.training import training_form
 
@@ -55,7 +56,7 @@ def _not_in_training_form(graph: Graph) -> str:
 
 
 def _without_backward(graph: Graph) -> str:
-    told = any(note.startswith("nothing is trained") for note in graph.notes)  # every gradient ends on the way
+    told = any(note.startswith(NOTHING) for note in graph.notes)  # every gradient ends on the way
     return "" if told or _not_forward(graph) else "it returns no gradient, and updates nothing by one"
 
 

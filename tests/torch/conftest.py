@@ -19,13 +19,10 @@ if importlib.util.find_spec("torch") is not None:
     if importlib.util.find_spec("torchvision") is not None:
         try:
             import torchvision  # noqa: F401
-        except (
-            RuntimeError
-        ):  # its operators for detection, which no test calls, are not there: to declare them is enough
+        except RuntimeError:  # its operators for detection are not there; no test calls them: declared is enough
+            taken = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             for name in ("nms", "qnms"):
-                torch.library.define(
-                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
+                torch.library.define(f"torchvision::{name}", taken)
 
 
 @pytest.fixture(autouse=True)

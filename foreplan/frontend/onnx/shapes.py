@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.base.arguments import shown, whole
+from foreplan.base.arguments import mapping, shown, whole
 from foreplan.base.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.symbols import Extent, batch_axes, symbol_of, without_contradicted
@@ -151,10 +151,8 @@ def known_values(model: Model, values: Mapping[str, Any], dtypes: Mapping[str, D
     Raises:
         UsageError: a name is no input's, or a value is no array of that type.
     """
-    if not isinstance(values, Mapping):
-        raise UsageError(f"values must be a mapping such as {{'axes': [0, 1]}}, and is {shown(values)}")
     found = {}
-    for name, value in values.items():
+    for name, value in mapping("values", values, "{'axes': [0, 1]}").items():
         if name not in dtypes:
             listed = ", ".join(dtypes) or "none"
             raise UsageError(f"{model.label} has no input {name!r} to give a value; its inputs are {listed}")
@@ -199,9 +197,7 @@ def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
 
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
-    if not isinstance(shapes, Mapping):
-        raise UsageError(f"shapes must be a mapping such as {{'x': (1, 3, 224, 224)}}, and is {shown(shapes)}")
-    for name, shape in shapes.items():
+    for name, shape in mapping("shapes", shapes, "{'x': (1, 3, 224, 224)}").items():
         if name not in names:
             raise UsageError(
                 f"{model.label} has no input {name!r} to give a shape; its inputs are {', '.join(names) or 'none'}"
