@@ -24,6 +24,9 @@ from foreplan.jit import machine
 from tests.profile import PROFILE, Profile
 
 LIMIT = 3.0  # seconds for a usual test
+# Neighbours that share caches and cores slow most tests down more than the loop below: the same test has taken from 2.1
+# to 3.1 s. What fails is certainly too much.
+NOISE = 1.6
 # Times as long, beside PyTorch, of which a process takes a second to import it, and its exporter two; and with NVIDIA's
 # libraries, which search and compile for seconds.
 BESIDE_OTHERS = 4
@@ -104,10 +107,12 @@ class ProcessorTime:
 
     Args:
         limit: seconds of a test that is not marked `thorough`; 0: nothing is judged.
+        noise: times the limit, what fails.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, noise: float = NOISE) -> None:
         self.limit = limit
+        self.noise = noise
         self.loop = loop_seconds()
         self.workers: list[float] = []
         self.clock = 0.0
@@ -147,10 +152,11 @@ class ProcessorTime:
         return own, _used(resource.RUSAGE_CHILDREN) - self.children
 
     def _too_long(self, own: float, children: float, limit: float) -> bool:
-        if not limit or own + children <= limit * self.loop / LOOP_SECONDS:
+        fails = limit * self.noise
+        if not limit or own + children <= fails * self.loop / LOOP_SECONDS:
             return False
         self.loop = max(self.loop, loop_seconds())  # the machine may have become busy
-        most = limit * self.loop / LOOP_SECONDS
+        most = fails * self.loop / LOOP_SECONDS
         return own > most or (own + children > most and not _compiled_elsewhere(self.clock))
 
     def _verdict(self, seconds: float, limit: float) -> str:

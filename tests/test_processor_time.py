@@ -40,12 +40,12 @@ def fork():
 """
 
 
-def _failures(pytester: pytest.Pytester, test: str) -> str:
+def _failures(pytester: pytest.Pytester, test: str, noise: float = 1) -> str:
     """What is said of a test file with this in it, where tests may take a tenth of a second."""
     pytester.makeconftest(f"""
 from tests.processor_time import ProcessorTime
 def pytest_configure(config):
-    config.pluginmanager.register(ProcessorTime({LIMIT}))
+    config.pluginmanager.register(ProcessorTime({LIMIT}, noise={noise}))
 """)
     pytester.makepyfile(SPIN + test)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
@@ -98,6 +98,13 @@ def test_a_busy_machine_changes_no_verdict(pytester: pytest.Pytester, monkeypatc
     found = iter([processor_time.LOOP_SECONDS])
     monkeypatch.setattr(processor_time, "loop_seconds", lambda: next(found, 100 * processor_time.LOOP_SECONDS))
     assert "1 passed" in _failures(pytester, "def test_long(): spin(0.3)\n")
+
+
+def test_noise_fails_nothing(pytester: pytest.Pytester) -> None:
+    """A test that takes its limit, and what neighbours add to it."""
+    test = f"def test_long(): spin({1.3 * LIMIT} * max(1, loop_seconds() / LOOP_SECONDS))\n"
+    assert "1 failed" in _failures(pytester, test)
+    assert "1 passed" in _failures(pytester, test, processor_time.NOISE)
 
 
 def test_machine_code_is_made_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
