@@ -12,13 +12,11 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.jit import library
+from foreplan.jit.builder import I32, I64, POINTER, Builder
 from foreplan.jit.expressions import Expressions
 from foreplan.jit.source import Emitted, Source, source_of
 from foreplan.jit.types import FLOAT64, INT64, ArrayType, TupleType, Type
 from foreplan.jit.values import (
-    I32,
-    I64,
-    POINTER,
     Array,
     Fixed,
     Number,
@@ -65,7 +63,7 @@ class Calls(Expressions):
         checked: end the function with an error where an index is not within its axis.
     """
 
-    entry: ir.IRBuilder
+    entry: Builder
     end: ir.Block
     status: ir.Value
     arrays: list[ir.Value]
@@ -122,7 +120,7 @@ class Calls(Expressions):
         kinds = ([I32] if made.may_fail else []) + ([] if made.result is None else parts_of(made.result))
         found = [whole] if len(kinds) == 1 else [self.b.extract_value(whole, i) for i in range(len(kinds))]
         if made.may_fail:
-            self.fail_if(self.b.icmp_signed("!=", found[0], ir.Constant(I32, 0)), found[0])
+            self.fail_if(self.b.icmp_signed("!=", found[0], 0), found[0])
             found = found[1:]
         return Fixed(None) if made.result is None else put_together(made.result, found)
 
@@ -140,30 +138,22 @@ class Calls(Expressions):
         if self.checked:
             self.fail_if(self.b.icmp_unsigned(">=", at, extent), ir.Constant(I32, NO_INDEX + self.line))
 
-    def library(self, b: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
-        """The result of a function of the C library."""
-        found = b.module.globals.get(name)
-        if found is None:
-            found = ir.Function(b.module, ir.FunctionType(result, [x.type for x in arguments]), name)
-        return b.call(found, arguments)
-
     def new_array(self, dtype: np.dtype[Any], shape: Sequence[ir.Value], *, zero: bool) -> Array:
         """An array that ends with the function."""
         cell = self.entry.alloca(POINTER)
         self.entry.store(ir.Constant(POINTER, None), cell)
         self.arrays.append(cell)
-        self.library(self.b, "free", ir.VoidType(), self.b.load(cell))
+        self.b.named("free", ir.VoidType(), self.b.load(cell))
         count = shape[0]
         for extent in shape[1:]:
             count = self.b.mul(count, extent)
-        count = self.b.add(count, ir.Constant(I64, 1))  # what has no elements has an address too
-        size = ir.Constant(I64, dtype.itemsize)
+        count = self.b.add(count, 1)  # what has no elements has an address too
         if zero:
-            data = self.library(self.b, "calloc", POINTER, count, size)
+            data = self.b.named("calloc", POINTER, count, self.b.index(dtype.itemsize))
         else:
-            data = self.library(self.b, "malloc", POINTER, self.b.mul(count, size))
+            data = self.b.named("malloc", POINTER, self.b.mul(count, dtype.itemsize))
         self.b.store(data, cell)
-        none = self.b.icmp_unsigned("==", self.b.ptrtoint(data, I64), ir.Constant(I64, 0))
+        none = self.b.icmp_unsigned("==", self.b.ptrtoint(data, I64), 0)
         self.fail_if(none, ir.Constant(I32, NO_MEMORY))
         return Array(ArrayType(dtype, len(shape), True), data, tuple(shape), (), True)
 
@@ -224,7 +214,7 @@ class Calls(Expressions):
         """The builtin."""
         dtype = dtype_of(value)
         if dtype.kind == "f":
-            return self._of_float("llvm.fabs", value)
+            return self._of_float("fabs", value)
         return self.extreme(">", [value, self.negated(value)])
 
     def call_min(self, *values: Value) -> Value:
@@ -242,23 +232,23 @@ class Calls(Expressions):
 
     def call_sqrt(self, value: Value) -> Value:
         """`numpy.sqrt` and `math.sqrt`."""
-        return self._of_float("llvm.sqrt", value)
+        return self._of_float("sqrt", value)
 
     def call_exp(self, value: Value) -> Value:
         """`numpy.exp` and `math.exp`."""
-        return self._of_float("llvm.exp", value)
+        return self._of_float("exp", value)
 
     def call_log(self, value: Value) -> Value:
         """`numpy.log` and `math.log`."""
-        return self._of_float("llvm.log", value)
+        return self._of_float("log", value)
 
     def _of_float(self, name: str, value: Value) -> Value:
         dtype = dtype_of(value) if dtype_of(value).kind == "f" else FLOAT64
         x = self.number(value, dtype).value
-        return Number(dtype, self.b.call(self.b.module.declare_intrinsic(name, [x.type]), [x]))
+        return Number(dtype, self.b.intrinsic(name, x))
 
     def call_erf(self, value: Value) -> Value:
         """`math.erf`, by the C library."""
         dtype = dtype_of(value)
         name = "erf" if dtype == FLOAT64 else "erff"
-        return Number(dtype, self.library(self.b, name, register(dtype), self.number(value, dtype).value))
+        return Number(dtype, self.b.named(name, register(dtype), self.number(value, dtype).value))

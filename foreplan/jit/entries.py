@@ -9,13 +9,13 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.jit import machine
+from foreplan.jit.builder import I32, I64, STATUS, Builder
 from foreplan.jit.expressions import Expressions
 from foreplan.jit.source import Source, digest_of
 from foreplan.jit.translation import Module
 from foreplan.jit.types import TupleType, Type, python_value, word_count
-from foreplan.jit.values import I32, I64, POINTER, Number, Tuple, Untranslatable, Value, put_together, taken_apart
+from foreplan.jit.values import Number, Tuple, Untranslatable, Value, put_together, taken_apart
 
-_STATUS = ir.FunctionType(I32, [I64, I64, POINTER])  # as `runtime.cpu.codegen.native` calls functions
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -62,9 +62,9 @@ def make_entry(source: Source, types: tuple[Type, ...], *, checked: bool) -> Ent
 def written_module(source: Source, types: tuple[Type, ...], *, checked: bool = False) -> tuple[str, str]:
     """The module of a function as text, and the types of its results."""
     name, module = source.name.strip("_"), Module(checked)
-    entry = ir.Function(module.module, _STATUS, name)
+    entry = ir.Function(module.module, STATUS, name)
     made = module.function(source, types)
-    b = ir.IRBuilder(entry.append_basic_block())
+    b = Builder(entry.append_basic_block())
     reader, table, at = Expressions(b), entry.args[2], 0
     parts: list[ir.Value] = []
     for type in types:
@@ -76,7 +76,7 @@ def written_module(source: Source, types: tuple[Type, ...], *, checked: bool = F
     status = found.pop(0) if made.may_fail else ir.Constant(I32, 0)
     if made.result is not None:
         for number in _numbers(put_together(made.result, found)):
-            b.store(reader.to_word(number), b.gep(table, [ir.Constant(I64, at)], source_etype=I64))
+            b.store(reader.to_word(number), b.gep(table, [at], source_etype=I64))
             at += 1
     b.ret(status)
     if isinstance(made.result, TupleType):

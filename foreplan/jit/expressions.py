@@ -10,13 +10,10 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
+from foreplan.jit.builder import BIT, I8, I64, POINTER
 from foreplan.jit.source import MISSING
 from foreplan.jit.types import BOOL, INT64, ArrayType, NoneType, TupleType, Type, word_count
 from foreplan.jit.values import (
-    BIT,
-    I8,
-    I64,
-    POINTER,
     Array,
     Fixed,
     Instructions,
@@ -253,7 +250,7 @@ class Expressions(Instructions):
         """A value in a table, from its first number on."""
 
         def word(index: int, kind: ir.Type = I64) -> ir.Value:
-            place = self.b.gep(table, [ir.Constant(I64, at + index)], source_etype=I64)
+            place = self.b.gep(table, [at + index], source_etype=I64)
             found = self.b.load(place, typ=kind)
             found.set_metadata("invariant.load", self.b.module.add_metadata([]))
             return found
@@ -262,7 +259,7 @@ class Expressions(Instructions):
             return Fixed(None)
         if isinstance(type, TupleType):
             if type.names:
-                return Record(type, self.b.gep(table, [ir.Constant(I64, at)], source_etype=I64))
+                return Record(type, self.b.gep(table, [at], source_etype=I64))
             items = []
             for item in type.items:
                 items.append(self.read(item, table, at))
@@ -302,7 +299,7 @@ class Expressions(Instructions):
         table = ir.GlobalVariable(self.b.module, type, self.b.module.get_unique_name("numbers"))
         table.global_constant, table.linkage = True, "internal"
         table.initializer = ir.Constant(type, [constant(number, dtype) for number in numbers])
-        place = self.b.gep(table, [ir.Constant(I64, 0), as_index(self, at)])
+        place = self.b.gep(table, [0, as_index(self, at)])
         return Number(dtype, self.b.load(place))
 
     def part(self, array: Array, index: ast.expr) -> Place | Array:
@@ -323,7 +320,7 @@ class Expressions(Instructions):
             if array.type.dense and axis == array.type.ndim - 1:
                 data = self.b.gep(data, [at], inbounds=True, source_etype=memory(array.type.dtype))
             else:
-                data = self.b.gep(data, [self.b.mul(at, steps[axis])], inbounds=True, source_etype=I8)
+                data = self.b.behind(data, self.b.mul(at, steps[axis]), inbounds=True)
         rest = range(len(entries), array.type.ndim)
         shape += [array.shape[axis] for axis in rest]
         strides += [steps[axis] for axis in rest]
@@ -347,13 +344,10 @@ class Expressions(Instructions):
             raise Untranslatable("a slice with a step")
         low, high = ir.Constant(I64, 0), extent
         if slice.upper:
-            high = self._least(as_index(self, self.value(slice.upper)), extent)
+            high = self.b.least(as_index(self, self.value(slice.upper)), extent)
         if slice.lower:
-            low = self._least(as_index(self, self.value(slice.lower)), extent)
+            low = self.b.least(as_index(self, self.value(slice.lower)), extent)
         return low, self.b.select(self.b.icmp_signed("<", high, low), low, high)
-
-    def _least(self, one: ir.Value, other: ir.Value) -> ir.Value:
-        return self.b.select(self.b.icmp_signed("<", one, other), one, other)
 
     def check(self, at: ir.Value, extent: ir.Value) -> None:
         """End the function with an error if an index is not within an axis; only where indices are checked."""

@@ -13,13 +13,12 @@ from typing import Any
 
 import llvmlite.ir as ir
 
+from foreplan.jit.builder import I32, I64, Builder
 from foreplan.jit.calls import Calls, Made
 from foreplan.jit.expressions import Place, operator_of
 from foreplan.jit.source import MISSING, Source, makes_arrays, tree_of
 from foreplan.jit.types import INT64, Type
 from foreplan.jit.values import (
-    I32,
-    I64,
     Array,
     Fixed,
     Number,
@@ -78,8 +77,8 @@ class Translation(Calls):
         self.function.attributes.add("nounwind")
         if source.inline:
             self.function.attributes.add("alwaysinline")
-        self.entry = ir.IRBuilder(self.function.append_basic_block())
-        super().__init__(ir.IRBuilder(self.function.append_basic_block()), flags)
+        self.entry = Builder(self.function.append_basic_block())
+        super().__init__(Builder(self.function.append_basic_block()), flags)
         self.begin, self.end = self.b.block, self.function.append_basic_block()
         self.variables: dict[str, Variable] = {}
         self.arrays = []
@@ -111,9 +110,9 @@ class Translation(Calls):
             where = f"{self.source.function.__code__.co_filename}:{self.line}: in {self.source.name}"
             raise TypeError(f"{where}: {error}") from error
         self.entry.branch(self.begin)
-        b = ir.IRBuilder(self.end)
+        b = Builder(self.end)
         for cell in self.arrays:
-            self.library(b, "free", ir.VoidType(), b.load(cell))
+            b.named("free", ir.VoidType(), b.load(cell))
         found = [b.load(cell) for cell in (*([self.status] if self.may_fail else []), *self.results)]
         kind = ir.VoidType()
         if len(found) > 1:
@@ -272,14 +271,14 @@ class Translation(Calls):
         call = node.iter
         if isinstance(call, ast.Call) and self.known(call.func) is range:
             bounds = [self.number(self.value(each), INT64) for each in call.args]
-            zero, one = (Number(INT64, ir.Constant(I64, x)) for x in (0, 1))
+            zero, one = (Number(INT64, self.b.index(x)) for x in (0, 1))
             start, stop = (zero, bounds[0]) if len(bounds) == 1 else bounds[:2]
             self._counted(node, start.value, stop.value, (bounds[2] if len(bounds) > 2 else one).value, None)
         else:
             array = self.value(call)
             if not isinstance(array, Array) or array.type.ndim != 1:
                 raise Untranslatable("a loop over what is neither a range nor an array of one axis")
-            self._counted(node, ir.Constant(I64, 0), array.shape[0], ir.Constant(I64, 1), array)
+            self._counted(node, self.b.index(0), array.shape[0], self.b.index(1), array)
         return True
 
     def _counted(self, node: ast.For, start: ir.Value, stop: ir.Value, step: ir.Value, array: Array | None) -> None:
@@ -293,7 +292,7 @@ class Translation(Calls):
             inside = self.b.icmp_signed("<" if step.constant > 0 else ">", at, stop)
         else:
             up, down = self.b.icmp_signed("<", at, stop), self.b.icmp_signed(">", at, stop)
-            inside = self.b.select(self.b.icmp_signed(">", step, ir.Constant(I64, 0)), up, down)
+            inside = self.b.select(self.b.icmp_signed(">", step, 0), up, down)
         self.b.cbranch(inside, body, after)
         self.b.position_at_end(body)
         here: Value = Number(INT64, at)
@@ -301,7 +300,7 @@ class Translation(Calls):
             here = self.load(Place(array.type.dtype, self.address(array, at)))
         self._give(node.target, here)
         self._loop(node, self.b.block, again, after)
-        b = ir.IRBuilder(again)
+        b = Builder(again)
         b.store(b.add(b.load(counter), step, flags=["nsw"]), counter)
         b.branch(check)
 
@@ -309,7 +308,7 @@ class Translation(Calls):
         """Of an element of an array of one axis."""
         if array.type.dense:
             return self.b.gep(array.data, [at], inbounds=True, source_etype=memory(array.type.dtype))
-        return self.b.gep(array.data, [self.b.mul(at, array.strides[0])], inbounds=True, source_etype=ir.IntType(8))
+        return self.b.behind(array.data, self.b.mul(at, array.strides[0]), inbounds=True)
 
     def _break(self, node: ast.Break) -> bool:
         self.b.branch(self.loops[-1][1])

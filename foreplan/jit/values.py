@@ -14,9 +14,10 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from foreplan.jit.types import BOOL, FLOAT32, FLOAT64, INT64, UINT64, ArrayType, NoneType, TupleType, Type
+from foreplan.jit import builder
+from foreplan.jit.builder import BIT, DOUBLE, FLOAT, HALF, I8, I64, POINTER, Builder
+from foreplan.jit.types import BOOL, FLOAT64, INT64, UINT64, ArrayType, NoneType, TupleType, Type
 
-BIT, I8, I32, I64, POINTER = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.PointerType()
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "&": "and_", "|": "or_", "^": "xor", "<<": "shl"}
 _FOLDED = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
@@ -85,7 +86,7 @@ Value = Number | Fixed | Array | Record | Tuple
 def register(dtype: np.dtype[Any]) -> ir.Type:
     """The type of a number in a register."""
     if dtype.kind == "f":
-        return {2: ir.HalfType(), 4: ir.FloatType(), 8: ir.DoubleType()}[dtype.itemsize]
+        return {2: HALF, 4: FLOAT, 8: DOUBLE}[dtype.itemsize]
     return BIT if dtype == BOOL else ir.IntType(8 * dtype.itemsize)
 
 
@@ -186,7 +187,7 @@ class Instructions:
         flags: by which arithmetic of floats may differ from IEEE 754's.
     """
 
-    def __init__(self, b: ir.IRBuilder, flags: Sequence[str] = ()) -> None:
+    def __init__(self, b: Builder, flags: Sequence[str] = ()) -> None:
         self.b, self.flags = b, tuple(flags)
 
     def number(self, value: Value, dtype: np.dtype[Any]) -> Number:
@@ -232,12 +233,9 @@ class Instructions:
             return ir.Constant(BIT, bool(value.value))
         if not isinstance(value, Number):
             raise Untranslatable("the truth of what is no number")
-        zero = constant(0, value.dtype)
         if value.dtype == BOOL:
             return value.value
-        if value.dtype.kind == "f":
-            return self.b.fcmp_unordered("!=", value.value, zero)
-        return self.b.icmp_unsigned("!=", value.value, zero)
+        return (self.b.fcmp_unordered if value.dtype.kind == "f" else self.b.icmp_unsigned)("!=", value.value, 0)
 
     def binary(self, op: str, left: Value, right: Value) -> Value:
         """A number by an operator, as Python writes it."""
@@ -267,7 +265,7 @@ class Instructions:
         x, y = (self.cast(self.number(value, dtype_of(value)), INT64).value for value in (left, right))
         signed, lower = (y, False) if kinds[0] == UINT64 else (x, True)  # below 0, it is the lower one
         below = op == "!=" or op in (("<", "<=") if lower else (">", ">="))
-        is_below = self.b.icmp_signed("<", signed, ir.Constant(I64, 0))
+        is_below = self.b.icmp_signed("<", signed, 0)
         return Number(BOOL, self.b.select(is_below, ir.Constant(BIT, below), self.b.icmp_unsigned(op, x, y)))
 
     def _compared(self, op: str, x: ir.Value, y: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
@@ -291,14 +289,15 @@ class Instructions:
             return (b.udiv if op == "//" else b.urem)(x, y)
         if isinstance(y, ir.Constant) and y.constant > 0 and y.constant & (y.constant - 1) == 0:
             bits = y.constant.bit_length() - 1  # a shift rounds down, as Python does
-            return b.ashr(x, constant(bits, dtype)) if op == "//" else b.and_(x, constant(y.constant - 1, dtype))
-        rest, zero = b.srem(x, y), constant(0, dtype)
-        away = b.icmp_signed("<", b.xor(rest, y), zero) if not isinstance(y, ir.Constant) else None
-        if away is None:
-            away = b.icmp_signed("<" if y.constant > 0 else ">", rest, zero)
-        lower = b.and_(b.icmp_signed("!=", rest, zero), away)
+            return b.ashr(x, bits) if op == "//" else b.and_(x, y.constant - 1)
+        rest = b.srem(x, y)
+        if isinstance(y, ir.Constant):
+            away = b.icmp_signed("<" if y.constant > 0 else ">", rest, 0)
+        else:
+            away = b.icmp_signed("<", b.xor(rest, y), 0)
+        lower = b.and_(b.icmp_signed("!=", rest, 0), away)
         if op == "%":
-            return b.add(rest, b.select(lower, y, zero))
+            return b.add(rest, b.select(lower, y, 0))
         return b.sub(b.sdiv(x, y), b.zext(lower, register(dtype)))
 
     def negated(self, value: Value) -> Value:
@@ -345,13 +344,9 @@ class Instructions:
 
 def constant(value: Any, dtype: np.dtype[Any]) -> ir.Constant:
     """A number that is known, as one of a type."""
-    if dtype.kind == "f":
-        if dtype == FLOAT32:
-            value = np.float32(value)
-        return ir.Constant(register(dtype), float(value))
-    if dtype == BOOL:
-        return ir.Constant(BIT, bool(value))
-    return ir.Constant(register(dtype), int(value))
+    return builder.constant(
+        register(dtype), float(value) if dtype.kind == "f" else bool(value) if dtype == BOOL else int(value)
+    )
 
 
 def as_index(e: Instructions, value: Value) -> ir.Value:

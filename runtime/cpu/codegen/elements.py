@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
 import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES, FLOAT32
+from foreplan.jit.builder import Builder
 from foreplan.jit.values import Array, Instructions, Number, Value
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.conversions import loaded, rounded, stored
@@ -55,7 +55,7 @@ def check_float(*windows: Window) -> None:
             raise Refused(f"{window.type} where only float32 is taken")
 
 
-def _with_wide_vectors(b: ir.IRBuilder) -> Lanes:
+def _with_wide_vectors(b: Builder) -> Lanes:
     """Instructions in a function that LLVM shall vectorise with 512 bits, if there are such registers. On some
     processors LLVM prefers 256 bits, which makes conversions slow. llvmlite knows no attributes with values.
     """

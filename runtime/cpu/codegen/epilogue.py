@@ -13,8 +13,6 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import parse_expr, subexpressions
 from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type
 from foreplan.runtime.cpu.codegen.expressions import emit
-from foreplan.runtime.cpu.codegen.lanes import Lanes
-from foreplan.runtime.cpu.codegen.llvm import POINTER
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, FIXED, STRIDED, Memory, Operand, Place, Writer, operand_kind
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.kernel import Refused
@@ -101,15 +99,14 @@ class Making:
         """The address of each operand at a row and a column."""
         b, found = self.b, []
         for (address, stride), x in zip(self.rows, self.operands):
-            along = self.w.number(x.dtype.itemsize if x.kind == CONTIGUOUS else 0)
+            along = x.dtype.itemsize if x.kind == CONTIGUOUS else 0
             place = b.add(b.add(address, b.mul(row, stride)), b.mul(column, along))
-            found.append(b.inttoptr(place, POINTER))
+            found.append(b.pointer(place))
         return found
 
-    def below(self, places: Sequence[ir.Value], rows: ir.Value) -> list[ir.Value]:
+    def below(self, places: Sequence[ir.Value], rows: ir.Value | int) -> list[ir.Value]:
         """The addresses so many rows further down."""
-        behind = Lanes(self.b).behind
-        return [behind(place, self.b.mul(rows, stride)) for place, (_, stride) in zip(places, self.rows)]
+        return [self.b.behind(place, self.b.mul(rows, stride)) for place, (_, stride) in zip(places, self.rows)]
 
     def make(self, x: ir.Value, places: Sequence[ir.Value], some: Memory) -> None:
         """Compute some elements, given the places of a row."""
@@ -117,12 +114,12 @@ class Making:
         found = [x, *(self._read(some, *each) for each in zip(self.operands, places[:count]))]
         results = emit(some.e, self.exprs, found, [FLOAT32, *(operand.dtype for operand in self.then.further)])
         for operand, start, y in zip(self.then.outputs, places[count:], results):
-            some.write(operand, Place(start, None), self.w.number(0), y)
+            some.write(operand, Place(start, None), 0, y)
 
     def _read(self, some: Memory, operand: Operand, start: ir.Value) -> ir.Value:
         """Some elements of a further operand's row, or its only element."""
         if operand.kind == CONTIGUOUS:
-            return some.read(operand, Place(start, None), self.w.number(0))
+            return some.read(operand, Place(start, None), 0)
         return loaded(some.e, some.e.splat(self.b.load(start, typ=memory_type(operand.dtype))), operand.dtype)
 
 

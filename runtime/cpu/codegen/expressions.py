@@ -10,11 +10,12 @@ import numpy as np
 
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32
+from foreplan.jit.builder import FLOAT
 from foreplan.ops.expr import Arg, Call, Const, Expr, infer_dtypes, subexpressions
 from foreplan.ops.map import operand_dtypes
 from foreplan.runtime.cpu.codegen import functions, integers
 from foreplan.runtime.cpu.codegen.conversions import convert, register_type, rounded, truth
-from foreplan.runtime.cpu.codegen.lanes import FLOAT, Lanes
+from foreplan.runtime.cpu.codegen.lanes import Lanes
 
 Emit = Callable[..., ir.Value]  # (lanes, element type of the arguments, arguments…)
 
@@ -24,14 +25,14 @@ def _plain(real: str, whole: str, truths: str = "") -> Emit:
 
     def emit(e: Lanes, t: DType, *x: ir.Value) -> ir.Value:
         name: str = real if t.is_float else truths if t == BOOL else whole
-        return getattr(e.builder, name)(*x)
+        return getattr(e.b, name)(*x)
 
     return emit
 
 
 def _intrinsic(name: str) -> Emit:
     """An LLVM intrinsic of floats; integers stay as they are."""
-    return lambda e, t, x: e.intrinsic(name, x) if t.is_float else x
+    return lambda e, t, x: e.b.intrinsic(name, x) if t.is_float else x
 
 
 def _libm(name: str, ours: Callable[[Lanes, ir.Value], ir.Value] | None = None) -> Emit:
@@ -42,7 +43,7 @@ def _libm(name: str, ours: Callable[[Lanes, ir.Value], ir.Value] | None = None) 
         if ours is not None and element == FLOAT:
             return ours(e, *x)
         one, symbol = replace(e, width=0), name + ("f" if element == FLOAT else "")
-        return e.each(lambda *scalars: one.call(symbol, element, *scalars), *x)
+        return e.each(lambda *scalars: one.b.named(symbol, element, *scalars), *x)
 
     return emit
 
@@ -50,8 +51,8 @@ def _libm(name: str, ours: Callable[[Lanes, ir.Value], ir.Value] | None = None) 
 def _compare(sign: str) -> Emit:
     def emit(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
         if t.is_float:
-            return (e.builder.fcmp_unordered if sign == "!=" else e.builder.fcmp_ordered)(sign, a, b)
-        return (e.builder.icmp_signed if t.category == "int" else e.builder.icmp_unsigned)(sign, a, b)
+            return (e.b.fcmp_unordered if sign == "!=" else e.b.fcmp_ordered)(sign, a, b)
+        return (e.b.icmp_signed if t.category == "int" else e.b.icmp_unsigned)(sign, a, b)
 
     return emit
 
@@ -69,13 +70,13 @@ def _extreme(sign: str) -> Emit:
 
     def emit(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
         if not t.is_float:
-            return e.select(_compare(sign)(e, t, a, b), a, b)
+            return e.b.select(_compare(sign)(e, t, a, b), a, b)
         if _is_number(b):
-            return e.select(e.builder.fcmp_unordered(sign, a, b), a, b)
-        first = e.builder.fcmp_ordered(sign, a, b)
+            return e.b.select(e.b.fcmp_unordered(sign, a, b), a, b)
+        first = e.b.fcmp_ordered(sign, a, b)
         if not _is_number(a):
-            first = e.builder.or_(first, e.builder.fcmp_unordered("uno", a, a))
-        return e.select(first, a, b)
+            first = e.b.or_(first, e.b.fcmp_unordered("uno", a, a))
+        return e.b.select(first, a, b)
 
     return emit
 
@@ -99,43 +100,43 @@ def _number(e: Lanes, t: DType, number: float) -> ir.Constant:
 
 
 def _negative(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
-    return e.builder.fneg(x) if t.is_float else e.builder.neg(x)
+    return e.b.fneg(x) if t.is_float else e.b.neg(x)
 
 
 def _absolute(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
     if t.is_float:
-        return e.intrinsic("fabs", x)
-    return e.select(_compare("<")(e, t, x, _number(e, t, 0)), e.builder.neg(x), x) if t.category == "int" else x
+        return e.b.intrinsic("fabs", x)
+    return e.b.select(_compare("<")(e, t, x, _number(e, t, 0)), e.b.neg(x), x) if t.category == "int" else x
 
 
 def _sign(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
     zero, one = _number(e, t, 0), _number(e, t, 1)
     if t.category == "uint":
-        return e.select(_compare(">")(e, t, x, zero), one, zero)
-    neither = e.select(_compare("==")(e, t, x, zero), zero, x)  # x itself: NaN
-    below = e.select(_compare("<")(e, t, x, zero), _number(e, t, -1), neither)
-    return e.select(_compare(">")(e, t, x, zero), one, below)
+        return e.b.select(_compare(">")(e, t, x, zero), one, zero)
+    neither = e.b.select(_compare("==")(e, t, x, zero), zero, x)  # x itself: NaN
+    below = e.b.select(_compare("<")(e, t, x, zero), _number(e, t, -1), neither)
+    return e.b.select(_compare(">")(e, t, x, zero), one, below)
 
 
 def _square(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
-    return e.builder.fmul(x, x) if t.is_float else e.builder.mul(x, x)
+    return e.b.fmul(x, x) if t.is_float else e.b.mul(x, x)
 
 
 def _reciprocal(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
-    return e.builder.fdiv(_number(e, t, 1), x)
+    return e.b.fdiv(_number(e, t, 1), x)
 
 
 def _rsqrt(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
-    return _reciprocal(e, t, rounded(e, e.intrinsic("sqrt", x), t))
+    return _reciprocal(e, t, rounded(e, e.b.intrinsic("sqrt", x), t))
 
 
 def _sigmoid(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
     if register_type(t) == FLOAT:
         return functions.sigmoid(e, x)
     zero, one = _number(e, t, 0), _number(e, t, 1)
-    power = _libm("exp")(e, t, e.builder.fneg(e.intrinsic("fabs", x)))
-    top = e.select(e.builder.fcmp_ordered(">=", x, zero), one, power)
-    return e.builder.fdiv(top, e.builder.fadd(one, power))
+    power = _libm("exp")(e, t, e.b.fneg(e.b.intrinsic("fabs", x)))
+    top = e.b.select(e.b.fcmp_ordered(">=", x, zero), one, power)
+    return e.b.fdiv(top, e.b.fadd(one, power))
 
 
 def _power(e: Lanes, t: DType, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -143,9 +144,9 @@ def _power(e: Lanes, t: DType, x: ir.Value, y: ir.Value) -> ir.Value:
         return integers.power(e, x, y)
     if _is_number(y):
         exponent = y.constant[0].constant if e.width else y.constant
-        squared = e.builder.fmul(x, x)
+        squared = e.b.fmul(x, x)
         if exponent in (2, 3, 4):
-            return e.builder.fmul(squared, {2: _number(e, t, 1), 3: x, 4: squared}[exponent])
+            return e.b.fmul(squared, {2: _number(e, t, 1), 3: x, 4: squared}[exponent])
         if exponent == -1:
             return _reciprocal(e, t, x)
     return _libm("pow")(e, t, x, y)
@@ -165,27 +166,27 @@ def _truncated_divide(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
         return integers.divide(e, t, a, b)
     quotient, rest = functions.divmod(e, a, b)
     zero = _number(e, t, 0)
-    signs = (e.builder.fcmp_ordered("<", x, zero) for x in (a, b))
-    up = e.builder.and_(e.builder.fcmp_unordered("!=", rest, zero), e.builder.xor(*signs))
-    return e.builder.fadd(quotient, e.select(up, _number(e, t, 1), zero))
+    signs = (e.b.fcmp_ordered("<", x, zero) for x in (a, b))
+    up = e.b.and_(e.b.fcmp_unordered("!=", rest, zero), e.b.xor(*signs))
+    return e.b.fadd(quotient, e.b.select(up, _number(e, t, 1), zero))
 
 
 def _c_remainder(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
-    return e.builder.frem(a, b) if t.is_float else integers.c_remainder(e, t, a, b)
+    return e.b.frem(a, b) if t.is_float else integers.c_remainder(e, t, a, b)
 
 
 def _is_nan(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
-    return e.builder.fcmp_unordered("uno", x, x) if t.is_float else _compare("!=")(e, t, x, x)
+    return e.b.fcmp_unordered("uno", x, x) if t.is_float else _compare("!=")(e, t, x, x)
 
 
 def _is_infinite(e: Lanes, t: DType, x: ir.Value) -> ir.Value:
     if not t.is_float:
         return _compare("!=")(e, t, x, x)
-    return e.builder.fcmp_ordered("==", e.intrinsic("fabs", x), _number(e, t, np.inf))
+    return e.b.fcmp_ordered("==", e.b.intrinsic("fabs", x), _number(e, t, np.inf))
 
 
 def _truths(name: str) -> Emit:
-    return lambda e, t, a, b: getattr(e.builder, name)(a, b)
+    return lambda e, t, a, b: getattr(e.b, name)(a, b)
 
 
 # Conditions and logic take truth values; all others take arguments of one element type.
@@ -193,7 +194,7 @@ EMIT: Mapping[str, Emit] = {
     "add": _plain("fadd", "add", "or_"),
     "sub": _plain("fsub", "sub"),
     "mul": _plain("fmul", "mul", "and_"),
-    "div": lambda e, t, a, b: e.builder.fdiv(a, b),
+    "div": lambda e, t, a, b: e.b.fdiv(a, b),
     "pow": _power,
     "floordiv": _floor_divide,
     "truncdiv": _truncated_divide,
@@ -229,11 +230,11 @@ EMIT: Mapping[str, Emit] = {
     "and": _truths("and_"),
     "or": _truths("or_"),
     "xor": _truths("xor"),
-    "not": lambda e, t, x: e.builder.not_(x),
+    "not": lambda e, t, x: e.b.not_(x),
     "bitand": _truths("and_"),
     "bitor": _truths("or_"),
     "bitxor": _truths("xor"),
-    "bitnot": lambda e, t, x: e.builder.not_(x),
+    "bitnot": lambda e, t, x: e.b.not_(x),
     "shiftleft": integers.shift_left,
     "shiftright": integers.shift_right,
     "clip": _clip,
@@ -263,7 +264,7 @@ def emit(e: Lanes, exprs: Sequence[Expr], args: Sequence[ir.Value], dtypes: Sequ
         if part.function == "where":
             condition, yes, no = part.args
             chosen = truth(e, operand(condition, None), types[condition] or FLOAT32)
-            return e.select(chosen, operand(yes, types[part]), operand(no, types[part]))
+            return e.b.select(chosen, operand(yes, types[part]), operand(no, types[part]))
         wanted = [BOOL] * len(part.args) if part.function in _LOGIC else operand_dtypes(part, types)
         t = wanted[0] or FLOAT32
         value = EMIT[part.function](e, t, *(operand(arg, t) for arg in part.args))

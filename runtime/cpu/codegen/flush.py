@@ -7,7 +7,6 @@ from functools import cache
 
 import llvmlite.ir as ir
 
-from foreplan.runtime.cpu.codegen.lanes import Lanes
 from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import Writer
 
@@ -25,9 +24,8 @@ class _Flush(Writer):
 
     def write(self) -> None:
         """All of it."""
-        b, e = self.b, Lanes(self.b)
-        base = self.entry(0)
-        with self.counted(self.start, self.stop, 1) as line:
-            address = b.add(base, b.mul(line, self.number(LINE)))
-            e.call("llvm.x86.sse2.clflush", ir.VoidType(), b.inttoptr(address, ir.PointerType()))
+        b, base = self.b, self.entry(0)
+        with b.counted(self.start, self.stop) as line:
+            address = b.add(base, b.mul(line, LINE))
+            b.named("llvm.x86.sse2.clflush", ir.VoidType(), b.pointer(address))
         b.ret_void()

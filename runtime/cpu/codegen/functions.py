@@ -16,9 +16,10 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.jit import Emitted
+from foreplan.jit.builder import FLOAT, I32, constant
 from foreplan.jit.types import FLOAT32
 from foreplan.jit.values import Instructions, Number, Value
-from foreplan.runtime.cpu.codegen.lanes import DOUBLE, FLOAT, INT32, Lanes
+from foreplan.runtime.cpu.codegen.lanes import Lanes
 
 _LOG2E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, and n · high is exact
@@ -56,132 +57,127 @@ _SQRT_HALF_BITS = 0x3F3504F3
 _SUBNORMAL_SCALE = 23  # 2^23 makes every subnormal number normal
 
 
-def _number(e: Lanes, number: float) -> ir.Constant:
-    return e.constant(FLOAT, number)
-
-
 def _clamped(e: Lanes, x: ir.Value, low: float, high: float) -> ir.Value:
     """x within [low, high]; NaN stays."""
-    b = e.builder
-    x = e.select(b.fcmp_ordered(">", x, _number(e, high)), _number(e, high), x)
-    return e.select(b.fcmp_ordered("<", x, _number(e, low)), _number(e, low), x)
+    b = e.b
+    x = b.select(b.fcmp_ordered(">", x, high), high, x)
+    return b.select(b.fcmp_ordered("<", x, low), low, x)
 
 
 def _is_nan(e: Lanes, x: ir.Value) -> ir.Value:
-    return e.builder.fcmp_unordered("uno", x, x)
+    return e.b.fcmp_unordered("uno", x, x)
 
 
 def _power_of_two(e: Lanes, n: ir.Value) -> ir.Value:
     """2^n for whole n from -126 to 127."""
-    b = e.builder
-    return e.floats(b.shl(b.add(n, e.constant(INT32, 127)), e.constant(INT32, 23)))
+    b = e.b
+    return e.floats(b.shl(b.add(n, 127), 23))
 
 
 def _reduced(e: Lanes, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """n and e^r - 1, where x = n ln 2 + r and |r| <= ln 2 / 2."""
-    n = e.intrinsic("rint", e.builder.fmul(x, _number(e, _LOG2E)))
+    n = e.b.intrinsic("rint", e.b.fmul(x, _LOG2E))
     r = e.fma(n, -_LN2_LOW, e.fma(n, -_LN2_HIGH, x))
-    square = e.builder.fmul(r, r)
-    whole = e.builder.fptosi(n, e.type(INT32))
+    square = e.b.fmul(r, r)
+    whole = e.b.fptosi(n, e.type(I32))
     return whole, e.fma(square, e.horner(r, *_EXPM1), r)
 
 
 def exp(e: Lanes, x: ir.Value) -> ir.Value:
     """e to the x."""
-    b = e.builder
+    b = e.b
     n, less = _reduced(e, _clamped(e, x, -105.0, 90.0))
-    half = b.ashr(n, e.constant(INT32, 1))  # 2^n itself may be no normal number
+    half = b.ashr(n, 1)  # 2^n itself may be no normal number
     first, second = _power_of_two(e, half), _power_of_two(e, b.sub(n, half))
-    return e.select(_is_nan(e, x), x, b.fmul(e.fma(first, less, first), second))
+    return b.select(_is_nan(e, x), x, b.fmul(e.fma(first, less, first), second))
 
 
 def expm1(e: Lanes, x: ir.Value) -> ir.Value:
     """e to the x, less 1."""
-    b = e.builder
+    b = e.b
     n, less = _reduced(e, _clamped(e, x, -30.0, 88.9))
-    half = _power_of_two(e, b.sub(n, e.constant(INT32, 1)))  # 2^(n - 1), as 2^n may be too large
-    result = e.fma(half, less, b.fsub(half, _number(e, 0.5)))
-    result = e.select(b.icmp_signed("==", n, e.constant(INT32, 0)), less, b.fadd(result, result))
-    return e.select(_is_nan(e, x), x, e.intrinsic("copysign", result, x))
+    half = _power_of_two(e, b.sub(n, 1))  # 2^(n - 1), as 2^n may be too large
+    result = e.fma(half, less, b.fsub(half, 0.5))
+    result = b.select(b.icmp_signed("==", n, 0), less, b.fadd(result, result))
+    return b.select(_is_nan(e, x), x, b.intrinsic("copysign", result, x))
 
 
 def log(e: Lanes, x: ir.Value) -> ir.Value:
     """Natural logarithm."""
-    b = e.builder
-    small = b.fcmp_ordered("<", x, _number(e, 2.0**-126))
-    bits = e.bits(e.select(small, b.fmul(x, _number(e, 2.0**_SUBNORMAL_SCALE)), x))
+    b = e.b
+    small = b.fcmp_ordered("<", x, 2.0**-126)
+    bits = e.bits(b.select(small, b.fmul(x, 2.0**_SUBNORMAL_SCALE), x))
     # x = 2^n · (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2)
-    above = b.sub(bits, e.constant(INT32, _SQRT_HALF_BITS))
-    n = b.ashr(above, e.constant(INT32, 23))
-    mantissa = e.floats(b.sub(bits, b.shl(n, e.constant(INT32, 23))))
-    f = b.fsub(mantissa, _number(e, 1.0))
-    n = e.select(small, b.sub(n, e.constant(INT32, _SUBNORMAL_SCALE)), n)
+    above = b.sub(bits, _SQRT_HALF_BITS)
+    n = b.ashr(above, 23)
+    mantissa = e.floats(b.sub(bits, b.shl(n, 23)))
+    f = b.fsub(mantissa, 1.0)
+    n = b.select(small, b.sub(n, _SUBNORMAL_SCALE), n)
     power = b.sitofp(n, e.type(FLOAT))
     square = b.fmul(f, f)
-    rest = e.fma(b.fmul(square, f), e.horner(f, *_LOG), b.fmul(power, _number(e, _LN2_LOW)))
+    rest = e.fma(b.fmul(square, f), e.horner(f, *_LOG), b.fmul(power, _LN2_LOW))
     rest = e.fma(square, -0.5, rest)
     result = e.fma(power, _LN2_HIGH, b.fadd(f, rest))
-    result = e.select(b.fcmp_ordered("==", x, _number(e, np.inf)), x, result)
-    result = e.select(b.fcmp_ordered("==", x, _number(e, 0.0)), _number(e, -np.inf), result)
-    return e.select(b.fcmp_unordered("<", x, _number(e, 0.0)), _number(e, np.nan), result)
+    result = b.select(b.fcmp_ordered("==", x, np.inf), x, result)
+    result = b.select(b.fcmp_ordered("==", x, 0.0), -np.inf, result)
+    return b.select(b.fcmp_unordered("<", x, 0.0), np.nan, result)
 
 
 def log1p(e: Lanes, x: ir.Value) -> ir.Value:
     """Logarithm of 1 + x, corrected by the rounding error of the sum; not for loops that may reorder sums."""
-    b, one = e.builder, _number(e, 1.0)
-    total = b.fadd(one, x)
-    lost = b.fsub(x, b.fsub(total, one))
+    b = e.b
+    total = b.fadd(1.0, x)
+    lost = b.fsub(x, b.fsub(total, 1.0))
     whole = log(e, total)
-    ordinary = b.fcmp_ordered("<", e.intrinsic("fabs", whole), _number(e, np.inf))
-    return e.intrinsic("copysign", e.select(ordinary, b.fadd(whole, b.fdiv(lost, total)), whole), x)
+    ordinary = b.fcmp_ordered("<", b.intrinsic("fabs", whole), np.inf)
+    return b.intrinsic("copysign", b.select(ordinary, b.fadd(whole, b.fdiv(lost, total)), whole), x)
 
 
 def tanh(e: Lanes, x: ir.Value) -> ir.Value:
     """Hyperbolic tangent: t / (t + 2) of t = e^2x - 1."""
-    b = e.builder
-    size = e.intrinsic("fabs", x)
-    size = e.select(b.fcmp_ordered(">", size, _number(e, 10.0)), _number(e, 10.0), size)
+    b = e.b
+    size = b.intrinsic("fabs", x)
+    size = b.select(b.fcmp_ordered(">", size, 10.0), 10.0, size)
     t = expm1(e, b.fadd(size, size))
-    return e.intrinsic("copysign", b.fdiv(t, b.fadd(t, _number(e, 2.0))), x)
+    return b.intrinsic("copysign", b.fdiv(t, b.fadd(t, 2.0)), x)
 
 
 def sigmoid(e: Lanes, x: ir.Value) -> ir.Value:
     """1 / (1 + e^-x), by the power that is at most 1."""
-    b, one = e.builder, _number(e, 1.0)
-    power = exp(e, b.fneg(e.intrinsic("fabs", x)))
-    top = e.select(b.fcmp_ordered("<", x, _number(e, 0.0)), power, one)
-    return b.fdiv(top, b.fadd(one, power))
+    b = e.b
+    power = exp(e, b.fneg(b.intrinsic("fabs", x)))
+    top = b.select(b.fcmp_ordered("<", x, 0.0), power, 1.0)
+    return b.fdiv(top, b.fadd(1.0, power))
 
 
 def erf(e: Lanes, x: ir.Value) -> ir.Value:
     """The error function: odd near zero, 1 - e^polynomial beyond."""
-    b = e.builder
-    size = e.intrinsic("fabs", x)
+    b = e.b
+    size = b.intrinsic("fabs", x)
     near = e.fma(e.horner(b.fmul(x, x), *_ERF), x, x)
-    far = e.select(b.fcmp_ordered(">", size, _number(e, 4.0)), _number(e, 4.0), size)
-    beyond = b.fsub(_number(e, 1.0), exp(e, e.horner(far, *_LOG_ERFC)))
-    beyond = e.intrinsic("copysign", beyond, x)
-    return e.select(b.fcmp_unordered("<", size, _number(e, 0.9)), near, beyond)
+    far = b.select(b.fcmp_ordered(">", size, 4.0), 4.0, size)
+    beyond = b.fsub(1.0, exp(e, e.horner(far, *_LOG_ERFC)))
+    beyond = b.intrinsic("copysign", beyond, x)
+    return b.select(b.fcmp_unordered("<", size, 0.9), near, beyond)
 
 
 def divmod(e: Lanes, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Quotient rounded down, and the remainder with the sign of y, of float32 or float64; as NumPy's."""
-    b = e.builder
-    element = DOUBLE if e.bits(x).type != e.type(INT32) else FLOAT
-    zero, one = e.constant(element, 0.0), e.constant(element, 1.0)
+    b = e.b
+    zero = constant(x.type, 0.0)
     ratio, rest = b.fdiv(x, y), b.frem(x, y)
     quotient = b.fdiv(b.fsub(x, rest), y)
-    left = b.fcmp_unordered("!=", rest, zero)
-    other = b.xor(b.fcmp_ordered("<", y, zero), b.fcmp_ordered("<", rest, zero))
+    left = b.fcmp_unordered("!=", rest, 0.0)
+    other = b.xor(b.fcmp_ordered("<", y, 0.0), b.fcmp_ordered("<", rest, 0.0))
     lower = b.and_(left, other)
-    quotient = e.select(lower, b.fsub(quotient, one), quotient)
-    rest = e.select(lower, b.fadd(rest, y), e.select(left, rest, e.intrinsic("copysign", zero, y)))
-    floor = e.intrinsic("floor", quotient)
-    far = b.fcmp_ordered(">", b.fsub(quotient, floor), e.constant(element, 0.5))
-    floor = e.select(far, b.fadd(floor, one), floor)
-    floor = e.select(b.fcmp_unordered("!=", quotient, zero), floor, e.intrinsic("copysign", zero, ratio))
-    by_zero = b.fcmp_ordered("==", y, zero)
-    return e.select(by_zero, ratio, floor), e.select(by_zero, e.constant(element, np.nan), rest)
+    quotient = b.select(lower, b.fsub(quotient, 1.0), quotient)
+    rest = b.select(lower, b.fadd(rest, y), b.select(left, rest, b.intrinsic("copysign", zero, y)))
+    floor = b.intrinsic("floor", quotient)
+    far = b.fcmp_ordered(">", b.fsub(quotient, floor), 0.5)
+    floor = b.select(far, b.fadd(floor, 1.0), floor)
+    floor = b.select(b.fcmp_unordered("!=", quotient, 0.0), floor, b.intrinsic("copysign", zero, ratio))
+    by_zero = b.fcmp_ordered("==", y, 0.0)
+    return b.select(by_zero, ratio, floor), b.select(by_zero, np.nan, rest)
 
 
 def _for_loops(function: Callable[[Lanes, ir.Value], ir.Value]) -> Any:

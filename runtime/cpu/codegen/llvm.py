@@ -10,22 +10,19 @@ import llvmlite.ir as ir
 
 from foreplan.base.disk_cache import sources
 from foreplan.jit import machine
+from foreplan.jit.builder import Builder
 from foreplan.runtime.cpu.instructions import lacked
 
-INT64, POINTER = ir.IntType(64), ir.PointerType()
-NAME = "kernel"  # of the function in its module that is called
-# kernel(start, stop, table) works on [start, stop) of what the table describes.
-KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
-STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise; returns 0 or an error's number
+NAME = "kernel"  # of the function in its module that is called; see `KERNEL`
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
 
 
-def new_function(type: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
+def new_function(type: ir.FunctionType) -> tuple[ir.Function, Builder]:
     """A function in a module of its own, and where its instructions go."""
     module = ir.Module()
     function = ir.Function(module, type, NAME)
     function.attributes.add("nounwind")
-    return function, ir.IRBuilder(function.append_basic_block())
+    return function, Builder(function.append_basic_block())
 
 
 def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
@@ -42,7 +39,7 @@ def compiled_as(
         key: all that the function is made from, as its `repr`; except the source files that write functions.
         passes: how much LLVM does before it makes machine code.
     """
-    written_by = [sources(package) for package in ("foreplan.runtime.cpu", "foreplan.ops")]
+    written_by = [sources(package) for package in ("foreplan.jit", "foreplan.runtime.cpu", "foreplan.ops")]
     return _CALL(_loaded(f"{written_by} {key!r}", lambda: str(write().module), passes))
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL
+from foreplan.jit.builder import BIT, I8, I16, I32, I64, KERNEL, POINTER
 from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type, stored
-from foreplan.runtime.cpu.codegen.lanes import BIT, INT8, INT16, INT32, INT64, Lanes
-from foreplan.runtime.cpu.codegen.llvm import KERNEL, POINTER, new_function
+from foreplan.runtime.cpu.codegen.lanes import Lanes
+from foreplan.runtime.cpu.codegen.llvm import new_function
 
 WIDTH = 16  # elements a step
 CONTIGUOUS, FIXED, STRIDED = "contiguous", "fixed", "strided"
@@ -66,21 +66,9 @@ class Writer:
         self.write()
         return self.function
 
-    def number(self, value: int) -> ir.Constant:
-        """An index."""
-        return ir.Constant(INT64, value)
-
     def entry(self, index: int) -> ir.Value:
         """A number of the table."""
-        return self.entry_of(self.table, self.number(index))
-
-    def entry_of(self, table: ir.Value, index: ir.Value) -> ir.Value:
-        """A number of another table."""
-        return self.b.load(self.b.gep(table, [index], source_etype=INT64), typ=INT64)
-
-    def local(self, type: ir.Type) -> ir.Value:
-        """Memory of the function; llvmlite's pointers to it are typed, unlike others."""
-        return self.b.inttoptr(self.b.ptrtoint(self.b.alloca(type), INT64), POINTER)
+        return self.b.word(self.table, index)
 
     def unravelled(self, row: ir.Value, extents: Sequence[ir.Value]) -> list[ir.Value]:
         """The place along each of the axes before the last."""
@@ -92,42 +80,25 @@ class Writer:
 
     def place(self, operand: Operand, address: ir.Value, strides: Sequence[ir.Value], at: Sequence[ir.Value]) -> Place:
         """Where a row begins, at a place along each of the axes before the last."""
-        offset: ir.Value = self.number(0)
+        offset = self.b.index(0)
         for place, stride in zip(at, strides):
             offset = self.b.add(offset, self.b.mul(place, stride))
         if operand.kind == STRIDED_BITS:
             return Place(address, offset)
         if operand.kind == BITS:
-            offset = self.b.ashr(offset, self.number(3))
-        return Place(self.b.gep(address, [offset], source_etype=INT8), None)
+            offset = self.b.ashr(offset, 3)
+        return Place(self.b.behind(address, offset), None)
 
-    @contextmanager
-    def counted(self, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
-        """A loop over start, start + step, … while a whole step is left before `stop`."""
-        function, before = self.b.function, self.b.block
-        check, body, after = (function.append_basic_block() for _ in range(3))
-        self.b.branch(check)
-        self.b.position_at_end(check)
-        index = self.b.phi(INT64)
-        index.add_incoming(start, before)
-        following = self.b.add(index, self.number(step), flags=["nsw"])
-        self.b.cbranch(self.b.icmp_signed("<=", following, stop), body, after)
-        self.b.position_at_end(body)
-        yield index
-        index.add_incoming(following, self.b.block)
-        self.b.branch(check)
-        self.b.position_at_end(after)
-
-    def in_steps(self, low: ir.Value, high: ir.Value, step: Callable[[ir.Value, ir.Value | None], None]) -> None:
+    def in_steps(self, low: ir.Value | int, high: ir.Value, step: Callable[[ir.Value, ir.Value | None], None]) -> None:
         """A loop over elements [low, high) of an axis, several at a time; `step` writes its instructions.
 
         Args:
             step: called with the place of the first element, and with how many there are (None: `WIDTH`).
         """
-        with self.counted(low, high, WIDTH) as at:
+        with self.b.counted(low, high, WIDTH) as at:
             step(at, None)
-        whole = self.b.and_(self.b.sub(high, low), self.number(-WIDTH))
-        end = self.b.add(low, whole)
+        whole = self.b.and_(self.b.sub(high, low), -WIDTH)
+        end = self.b.add(whole, low)
         with self.b.if_then(self.b.icmp_signed("<", end, high)):
             step(end, self.b.sub(high, end))
 
@@ -140,14 +111,14 @@ class Memory:
         left: how many elements there are; None for all.
     """
 
-    def __init__(self, e: Lanes, at: ir.Value, left: ir.Value | None) -> None:
-        self.e, self.b, self.at, self.left = e, e.builder, at, left
+    def __init__(self, e: Lanes, at: ir.Value | int, left: ir.Value | None) -> None:
+        self.e, self.b, self.at, self.left = e, e.b, e.b.index(at), left
         self.mask = e.constant(BIT, 1) if left is None else self.below(e, left)
 
     def below(self, e: Lanes, count: ir.Value) -> ir.Value:
         """A mask of the first `count` lanes."""
-        lanes = e.constant(INT32, list(range(e.width)))
-        return self.b.icmp_signed("<", lanes, e.splat(self.b.trunc(count, INT32)))
+        lanes = e.constant(I32, list(range(e.width)))
+        return self.b.icmp_signed("<", lanes, e.splat(self.b.trunc(count, I32)))
 
     def read(self, operand: Operand, place: Place, stride: ir.Value) -> ir.Value:
         """Its elements, for arithmetic; zero in lanes without an element."""
@@ -180,8 +151,8 @@ class Memory:
         type, align = e.type(element), _bytes(element)
         if mask is None:
             return self.b.load(address, align=align, typ=type)
-        arguments = (address, ir.Constant(INT32, align), mask, ir.Constant(type, None))
-        return e.call(f"llvm.masked.load.{_name(type)}.p0", type, *arguments)
+        arguments = (address, ir.Constant(I32, align), mask, ir.Constant(type, None))
+        return self.b.named(f"llvm.masked.load.{_name(type)}.p0", type, *arguments)
 
     def store(self, e: Lanes, address: ir.Value, element: ir.IntType, x: ir.Value, mask: ir.Value | None) -> None:
         """Elements side by side, as they are in memory; all of them, or those where the mask is set."""
@@ -189,49 +160,49 @@ class Memory:
         if mask is None:
             self.b.store(x, address, align=align)
         else:
-            arguments = (x, address, ir.Constant(INT32, align), mask)
-            e.call(f"llvm.masked.store.{_name(x.type)}.p0", ir.VoidType(), *arguments)
+            arguments = (x, address, ir.Constant(I32, align), mask)
+            self.b.named(f"llvm.masked.store.{_name(x.type)}.p0", ir.VoidType(), *arguments)
 
     def _indices(self) -> ir.Value:
         """The place of each lane along the axis."""
-        return self.b.add(self.e.splat(self.at), self.e.constant(INT64, list(range(WIDTH))))
+        return self.b.add(self.e.splat(self.at), self.e.constant(I64, list(range(WIDTH))))
 
     def _pointers(self, address: ir.Value, stride: ir.Value) -> ir.Value:
         offsets = self.b.mul(self._indices(), self.e.splat(stride))
-        return self.b.inttoptr(self.b.add(self.e.splat(self.b.ptrtoint(address, INT64)), offsets), self.e.type(POINTER))
+        return self.b.inttoptr(self.b.add(self.e.splat(self.b.ptrtoint(address, I64)), offsets), self.e.type(POINTER))
 
     def _gather(self, pointers: ir.Value, element: ir.IntType) -> ir.Value:
         type = self.e.type(element)
-        arguments = (pointers, ir.Constant(INT32, _bytes(element)), self.mask, ir.Constant(type, None))
-        return self.e.call(f"llvm.masked.gather.{_name(type)}.v{WIDTH}p0", type, *arguments)
+        arguments = (pointers, ir.Constant(I32, _bytes(element)), self.mask, ir.Constant(type, None))
+        return self.b.named(f"llvm.masked.gather.{_name(type)}.v{WIDTH}p0", type, *arguments)
 
     def _scatter(self, pointers: ir.Value, element: ir.IntType, x: ir.Value) -> None:
-        arguments = (x, pointers, ir.Constant(INT32, _bytes(element)), self.mask)
-        self.e.call(f"llvm.masked.scatter.{_name(x.type)}.v{WIDTH}p0", ir.VoidType(), *arguments)
+        arguments = (x, pointers, ir.Constant(I32, _bytes(element)), self.mask)
+        self.b.named(f"llvm.masked.scatter.{_name(x.type)}.v{WIDTH}p0", ir.VoidType(), *arguments)
 
     def _bit_bytes(self, place: Place) -> tuple[Lanes, ir.Value, ir.Value | None]:
         """The bytes of a step's bits, and which of them there are."""
         pair = Lanes(self.b, WIDTH // 8)
-        address = self.b.gep(place.address, [self.b.lshr(self.at, ir.Constant(INT64, 3))], source_etype=INT8)
+        address = self.b.behind(place.address, self.b.lshr(self.at, 3))
         if self.left is None:
             return pair, address, None
-        count = self.b.lshr(self.b.add(self.left, ir.Constant(INT64, 7)), ir.Constant(INT64, 3))
+        count = self.b.lshr(self.b.add(self.left, 7), 3)
         return pair, address, self.below(pair, count)
 
     def _read_bits(self, place: Place) -> ir.Value:
         pair, address, mask = self._bit_bytes(place)
-        return self.b.bitcast(self.load(pair, address, INT8, mask), self.e.type(BIT))
+        return self.b.bitcast(self.load(pair, address, I8, mask), self.e.type(BIT))
 
     def _write_bits(self, place: Place, x: ir.Value) -> None:
         pair, address, mask = self._bit_bytes(place)
-        self.store(pair, address, INT8, self.b.bitcast(self.b.bitcast(x, INT16), pair.type(INT8)), mask)
+        self.store(pair, address, I8, self.b.bitcast(self.b.bitcast(x, I16), pair.type(I8)), mask)
 
     def _gather_bits(self, place: Place, stride: ir.Value) -> ir.Value:
         e, b = self.e, self.b
         at = b.add(e.splat(place.bit), b.mul(self._indices(), e.splat(stride)))
-        offsets = b.add(e.splat(b.ptrtoint(place.address, INT64)), b.lshr(at, e.constant(INT64, 3)))
-        found = self._gather(b.inttoptr(offsets, e.type(POINTER)), INT8)
-        return b.trunc(b.lshr(found, b.trunc(b.and_(at, e.constant(INT64, 7)), e.type(INT8))), e.type(BIT))
+        offsets = b.add(e.splat(b.ptrtoint(place.address, I64)), b.lshr(at, 3))
+        found = self._gather(b.inttoptr(offsets, e.type(POINTER)), I8)
+        return b.trunc(b.lshr(found, b.trunc(b.and_(at, 7), e.type(I8))), e.type(BIT))
 
 
 def _bytes(element: ir.Type) -> int:

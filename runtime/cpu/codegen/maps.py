@@ -17,7 +17,7 @@ from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type
 from foreplan.runtime.cpu.codegen.expressions import emit
 from foreplan.runtime.cpu.codegen.lanes import Lanes
-from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import FIXED, WIDTH, Memory, Operand, Place, Writer
 
 UNIT = 1024  # elements of a part of a loop with a single axis
@@ -64,19 +64,19 @@ class _Elementwise(Writer):
         axes, b = self.loop.axes, self.b
         extents = [self.entry(i) for i in range(axes)]
         starts = range(axes, axes + len(self.operands) * (axes + 1), axes + 1)
-        addresses = [b.inttoptr(self.entry(at), POINTER) for at in starts]
+        addresses = [b.pointer(self.entry(at)) for at in starts]
         strides = [[self.entry(at + 1 + axis) for axis in range(axes)] for at in starts]
         steps = [row[-1] for row in strides]
         if axes == 1:
-            low, high = (b.mul(x, self.number(UNIT)) for x in (self.start, self.stop))
-            high = b.select(b.icmp_signed("<", high, extents[0]), high, extents[0])
+            low, high = (b.mul(x, UNIT) for x in (self.start, self.stop))
+            high = b.least(high, extents[0])
             self.row([self.place(*found, ()) for found in zip(self.operands, addresses, strides)], steps, low, high)
         else:
-            with self.counted(self.start, self.stop, 1) as row:
+            with b.counted(self.start, self.stop) as row:
                 at = self.unravelled(row, extents[:-1])
                 places = [self.place(*found, at) for found in zip(self.operands, addresses, strides)]
-                self.row(places, steps, self.number(0), extents[-1])
-        self.b.ret_void()
+                self.row(places, steps, 0, extents[-1])
+        b.ret_void()
 
     def row(self, places: Sequence[Place], steps: Sequence[ir.Value], low: ir.Value, high: ir.Value) -> None:
         """Elements [low, high) of the innermost axis."""

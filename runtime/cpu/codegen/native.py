@@ -13,8 +13,8 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.jit import Compiled
-from foreplan.runtime.cpu.codegen.lanes import INT32, INT64, Lanes
-from foreplan.runtime.cpu.codegen.llvm import KERNEL, POINTER, STATUS, address_of, compiled
+from foreplan.jit.builder import I32, I64, KERNEL, STATUS
+from foreplan.runtime.cpu.codegen.llvm import address_of, compiled
 from foreplan.runtime.cpu.codegen.loops import Writer
 from foreplan.runtime.cpu.onednn.library import library, raise_for
 from foreplan.runtime.kernel import Run, Several
@@ -162,20 +162,20 @@ class _Caller(Writer):
     """
 
     def write(self) -> None:
-        b, type = self.b, ir.FunctionType(INT32, [INT64] * ARGUMENTS)
-        self.word = self.local(INT32)
+        b, type = self.b, ir.FunctionType(I32, [I64] * ARGUMENTS)
+        self.word = b.local(I32)
         before = self._control()
-        with self.counted(self.start, self.stop, 1) as at:
-            first = b.add(b.mul(at, self.number(RECORD)), self.number(1))
-            places = [b.add(first, self.number(i)) for i in range(RECORD)]
-            address, checked, control, *numbers = (self.entry_of(self.table, place) for place in places)
-            wanted = b.or_(before, b.trunc(control, INT32))
-            with b.if_then(b.icmp_signed("!=", wanted, b.load(self.word, typ=INT32))):  # to set it takes 20 cycles
+        with b.counted(self.start, self.stop) as at:
+            first = b.add(b.mul(at, RECORD), 1)
+            places = [b.add(first, i) for i in range(RECORD)]
+            address, checked, control, *numbers = (b.word(self.table, place) for place in places)
+            wanted = b.or_(before, b.trunc(control, I32))
+            with b.if_then(b.icmp_signed("!=", wanted, b.load(self.word, typ=I32))):  # to set it takes 20 cycles
                 self._set_control(wanted)
             status = b.call(b.inttoptr(address, type.as_pointer()), numbers)
-            counts = b.icmp_signed("!=", checked, self.number(0))
-            with b.if_then(b.and_(counts, b.icmp_signed("!=", status, ir.Constant(INT32, 0)))):
-                b.store(b.sext(status, INT64), self.table)
+            counts = b.icmp_signed("!=", checked, 0)
+            with b.if_then(b.and_(counts, b.icmp_signed("!=", status, 0))):
+                b.store(b.sext(status, I64), self.table)
                 self._set_control(before)
                 b.ret_void()
         self._set_control(before)
@@ -184,31 +184,31 @@ class _Caller(Writer):
     def _control(self) -> ir.Value:
         """The thread's mode of floating-point arithmetic, the register MXCSR; 0 without one."""
         if not _IS_X86:
-            return ir.Constant(INT32, 0)
-        Lanes(self.b).call("llvm.x86.sse.stmxcsr", ir.VoidType(), self.word)
-        return self.b.load(self.word, typ=INT32)
+            return ir.Constant(I32, 0)
+        self.b.named("llvm.x86.sse.stmxcsr", ir.VoidType(), self.word)
+        return self.b.load(self.word, typ=I32)
 
     def _set_control(self, control: ir.Value) -> None:
         if _IS_X86:
             self.b.store(control, self.word)
-            Lanes(self.b).call("llvm.x86.sse.ldmxcsr", ir.VoidType(), self.word)
+            self.b.named("llvm.x86.sse.ldmxcsr", ir.VoidType(), self.word)
 
 
 class _Member(Writer):
     """Writes the function that a thread of a team runs; its data comes as the argument `start`."""
 
     def write(self) -> None:
-        b, data = self.b, self.b.inttoptr(self.start, POINTER)
-        number, size, caller, count = (self.entry_of(data, self.number(i)) for i in range(4))
-        asked = ir.FunctionType(INT32, []).as_pointer()
-        own, team = (b.sext(b.call(b.inttoptr(each, asked), []), INT64) for each in (number, size))
-        rounds = b.udiv(b.add(count, b.sub(team, self.number(1))), team)
-        with self.counted(self.number(0), rounds, 1) as turn:
+        b, data = self.b, self.b.pointer(self.start)
+        number, size, caller, count = (b.word(data, i) for i in range(4))
+        asked = ir.FunctionType(I32, []).as_pointer()
+        own, team = (b.sext(b.call(b.inttoptr(each, asked), []), I64) for each in (number, size))
+        rounds = b.blocks(count, team)
+        with b.counted(0, rounds) as turn:
             table = b.add(b.mul(turn, team), own)
             with b.if_then(b.icmp_signed("<", table, count)):
-                first = b.add(b.mul(table, self.number(2)), self.number(4))
-                records, address = (self.entry_of(data, b.add(first, self.number(i))) for i in range(2))
-                numbers = [self.number(0), records, b.inttoptr(address, POINTER)]
+                first = b.add(b.mul(table, 2), 4)
+                records, address = (b.word(data, b.add(first, i)) for i in range(2))
+                numbers = [b.index(0), records, b.pointer(address)]
                 b.call(b.inttoptr(caller, KERNEL.as_pointer()), numbers)
         b.ret_void()
 
@@ -217,11 +217,11 @@ class _Checker(Writer):
     """Writes the function that checks and clears the status of several tables."""
 
     def write(self) -> None:
-        b, data = self.b, self.b.inttoptr(self.start, POINTER)
-        with self.counted(self.number(0), self.entry_of(data, self.number(0)), 1) as at:
-            table = b.inttoptr(self.entry_of(data, b.add(at, self.number(1))), POINTER)
-            status = self.entry_of(table, self.number(0))
-            with b.if_then(b.icmp_signed("!=", status, self.number(0))):
-                b.store(self.number(0), table)
-                b.ret(b.trunc(status, INT32))
-        b.ret(ir.Constant(INT32, 0))
+        b, data = self.b, self.b.pointer(self.start)
+        with b.counted(0, b.word(data, 0)) as at:
+            table = b.pointer(b.word(data, b.add(at, 1)))
+            status = b.word(table, 0)
+            with b.if_then(b.icmp_signed("!=", status, 0)):
+                b.store(b.index(0), table)
+                b.ret(b.trunc(status, I32))
+        b.ret(ir.Constant(I32, 0))

@@ -16,10 +16,11 @@ import numpy as np
 
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, FLOAT64
+from foreplan.jit.builder import DOUBLE, I32, Builder
 from foreplan.runtime.cpu.codegen.conversions import convert, register_type, stored
 from foreplan.runtime.cpu.codegen.expressions import EMIT
-from foreplan.runtime.cpu.codegen.lanes import DOUBLE, INT32, Lanes, shuffled
-from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.lanes import Lanes, shuffled
+from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Operand, Place, Writer
 
 COLUMNS = 512  # columns that are summed together: worth fetching, and their totals stay in the cache
@@ -90,7 +91,7 @@ class _Folding:
         """Two states as one."""
         if not self.exact:
             return (EMIT[_FUNCTIONS[self.how]](e, self.type, old[0], new[0]),)
-        b, (x, lost), (y, other) = e.builder, old, new
+        b, (x, lost), (y, other) = e.b, old, new
         total = b.fadd(x, y)
         part = b.fsub(total, x)
         error = b.fadd(b.fsub(x, b.fsub(total, part)), b.fsub(y, part))
@@ -100,30 +101,30 @@ class _Folding:
         """Elements as they come from memory; nothing in lanes where there is none."""
         start = self.start(e)
         x = convert(e, x, self.dtype, self.type)
-        return (x if mask is None else e.select(mask, x, start[0]), *start[1:])
+        return (x if mask is None else e.b.select(mask, x, start[0]), *start[1:])
 
     def result(self, e: Lanes, state: State, factor: ir.Value) -> ir.Value:
         """The element of the output."""
-        b, x = e.builder, state[0]
+        b, x = e.b, state[0]
         if self.exact:
             lost = b.fadd(x, state[1])  # of no use where the total is infinite
-            x = e.select(b.fcmp_unordered("uno", lost, lost), x, lost)
+            x = b.select(b.fcmp_unordered("uno", lost, lost), x, lost)
         if self.how == "mean":
             x = b.fmul(x, e.splat(factor))
         return convert(e, x, self.type, self.output)
 
     def across(self, e: Lanes, state: State) -> State:
         """The lanes of a state in one, as a scalar."""
-        b, width = e.builder, e.width
+        b, width = e.b, e.width
         while width > 1:
             width //= 2
             half = replace(e, width=width)
             low, high = (_picked(b, state, first, width) for first in (0, width))
             state = self.joined(half, low, high)
-        return tuple(b.extract_element(x, ir.Constant(INT32, 0)) for x in state)
+        return tuple(b.extract_element(x, ir.Constant(I32, 0)) for x in state)
 
 
-def _picked(b: ir.IRBuilder, state: State, first: int, width: int) -> State:
+def _picked(b: Builder, state: State, first: int, width: int) -> State:
     return tuple(shuffled(b, (x, ir.Constant(x.type, ir.Undefined)), range(first, first + width)) for x in state)
 
 
@@ -139,12 +140,12 @@ class _Writer(Writer):
         extents = [self.entry(i) for i in range(axes)]
         self.kept, self.reduced, self.inner = extents[:kept], extents[kept:-1], extents[-1]
         self.factor = self.b.bitcast(self.entry(axes), DOUBLE)
-        self.source = self.b.inttoptr(self.entry(axes + 1), POINTER)
+        self.source = self.b.pointer(self.entry(axes + 1))
         steps = [self.entry(axes + 2 + i) for i in range(axes)]
         self.kept_steps, self.reduced_steps, self.step = steps[:kept], steps[kept:-1], steps[-1]
-        self.target = self.b.inttoptr(self.entry(2 * axes + 2), POINTER)
+        self.target = self.b.pointer(self.entry(2 * axes + 2))
         self.target_steps = [self.entry(2 * axes + 3 + i) for i in range(kept + reduction.columns)]
-        self.rows = self.number(1)
+        self.rows = self.b.index(1)
         for extent in self.reduced:
             self.rows = self.b.mul(self.rows, extent)
 
@@ -152,7 +153,7 @@ class _Writer(Writer):
         """All of it."""
         e = Lanes(self.b, WIDTH)
         self.totals = [self.b.alloca(x.type, COLUMNS // WIDTH) for x in self.folding.start(e)]
-        with self.counted(self.start, self.stop, 1) as part:
+        with self.b.counted(self.start, self.stop) as part:
             if self.reduction.columns:
                 self.columns(part)
             else:
@@ -172,9 +173,9 @@ class _Writer(Writer):
         e = Lanes(self.b, WIDTH)
         for place, x in zip(self.totals, self.folding.start(e)):
             self.b.store(x, place)
-        with self.counted(self.number(0), self.rows, 1) as row:
+        with self.b.counted(0, self.rows) as row:
             begins = self.row(source, row)
-            self.in_steps(self.number(0), self.inner, lambda at, left: self.add([begins], at, left, self.number(0)))
+            self.in_steps(0, self.inner, lambda at, left: self.add([begins], at, left, 0))
         one = replace(e, width=0)
         state = self.folding.across(e, tuple(self.b.load(place, typ=e.type(self.element)) for place in self.totals))
         dtype = self.reduction.output.dtype
@@ -200,17 +201,17 @@ class _Writer(Writer):
 
     def columns(self, part: ir.Value) -> None:
         """Results side by side."""
-        b, zero = self.b, self.number(0)
-        blocks = b.udiv(b.add(self.inner, self.number(COLUMNS - 1)), self.number(COLUMNS))
+        b = self.b
+        blocks = b.blocks(self.inner, COLUMNS)
         *at, block = self.unravelled(part, [*self.kept, blocks])
-        low = b.mul(block, self.number(COLUMNS))
-        high = b.add(low, self.number(COLUMNS))
-        high = b.select(b.icmp_signed("<", high, self.inner), high, self.inner)
+        low = b.mul(block, COLUMNS)
+        high = b.add(low, COLUMNS)
+        high = b.least(high, self.inner)
         source = self.place(self.reduction.input, self.source, self.kept_steps, at)
         target = self.place(self.reduction.output, self.target, self.target_steps[:-1], at)
 
         def slot(at: ir.Value) -> ir.Value:
-            return b.udiv(b.sub(at, low), self.number(WIDTH))
+            return b.udiv(b.sub(at, low), WIDTH)
 
         def clear(at: ir.Value, left: ir.Value | None) -> None:
             e = Lanes(b, WIDTH)
@@ -225,9 +226,9 @@ class _Writer(Writer):
             Memory(e, at, left).write(self.reduction.output, target, self.target_steps[-1], result)
 
         self.in_steps(low, high, clear)
-        together = b.and_(self.rows, self.number(-4))
-        for first, last, count in ((zero, together, 4), (together, self.rows, 1)):
-            with self.counted(first, last, count) as row:
-                begins = [self.row(source, b.add(row, self.number(i))) for i in range(count)]
+        together = b.and_(self.rows, -4)
+        for first, last, count in ((0, together, 4), (together, self.rows, 1)):
+            with b.counted(first, last, count) as row:
+                begins = [self.row(source, b.add(row, i)) for i in range(count)]
                 self.in_steps(low, high, lambda at, left: self.add(begins, at, left, slot(at)))  # noqa: B023
         self.in_steps(low, high, finish)

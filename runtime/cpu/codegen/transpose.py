@@ -14,9 +14,10 @@ import numpy as np
 
 from foreplan.graph import DType
 from foreplan.graph.op import Arrays
+from foreplan.jit.builder import Builder
 from foreplan.runtime.cpu.codegen.conversions import memory_type
-from foreplan.runtime.cpu.codegen.lanes import BIT, Lanes, exchanged, shuffled
-from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.lanes import Lanes, exchanged, shuffled
+from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
@@ -99,28 +100,28 @@ class _Writer(Writer):
         self.operand, self.few = operand, few
         axes = outer + 2
         self.extents = [self.entry(i) for i in range(axes)]
-        self.addresses = [self.b.inttoptr(self.entry(at), POINTER) for at in (axes, 2 * axes + 1)]
+        self.addresses = [self.b.pointer(self.entry(at)) for at in (axes, 2 * axes + 1)]
         self.steps = [[self.entry(at + 1 + i) for i in range(axes)] for at in (axes, 2 * axes + 1)]
 
     def write(self) -> None:
         """All of it."""
-        b, width = self.b, self.number(WIDTH)
+        b = self.b
         *outer, near, far = self.extents
-        strips = b.udiv(b.add(near, self.number(WIDTH - 1)), width)
-        with self.counted(self.start, self.stop, 1) as part:
+        strips = b.blocks(near, WIDTH)
+        with b.counted(self.start, self.stop) as part:
             *at, strip = self.unravelled(part, [*outer, strips])
             places = [
                 self.place(self.operand, address, steps[:-2], at) for address, steps in zip(self.addresses, self.steps)
             ]
-            first = b.mul(strip, width)
+            first = b.mul(strip, WIDTH)
             if self.few:
                 self.mixed(places, first)
             else:
-                blocks = b.udiv(b.add(far, self.number(WIDTH - 1)), width)
-                with self.counted(self.number(0), blocks, 1) as block:
-                    self.fetch(places[0], first, b.add(block, self.number(AHEAD)), blocks)
-                    self.tile(places, first, b.mul(block, width))
-        self.b.ret_void()
+                blocks = b.blocks(far, WIDTH)
+                with b.counted(0, blocks) as block:
+                    self.fetch(places[0], first, b.add(block, AHEAD), blocks)
+                    self.tile(places, first, b.mul(block, WIDTH))
+        b.ret_void()
 
     def tile(self, places: Sequence[Place], near: ir.Value, far: ir.Value) -> None:
         """Elements from `near` and `far` of their axes, as many as there are."""
@@ -131,11 +132,11 @@ class _Writer(Writer):
         reads, writes = Memory(e, near, left[0]), Memory(e, far, left[1])
         rows = []
         for i in range(WIDTH):
-            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, i)])
             address = b.gep(row.address, [near], source_etype=element)
             rows.append(reads.load(e, address, element, self.within(e, reads.mask, i, left[1])))
         for i, column in enumerate(transposed(b, rows)):
-            row = self.place(self.operand, target.address, [self.steps[1][-2]], [b.add(near, self.number(i))])
+            row = self.place(self.operand, target.address, [self.steps[1][-2]], [b.add(near, i)])
             address = b.gep(row.address, [far], source_etype=element)
             writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
 
@@ -147,32 +148,32 @@ class _Writer(Writer):
         reads = Memory(e, near, left)
         rows = []
         for i in range(self.few):
-            row = self.place(self.operand, source.address, [self.steps[0][-1]], [self.number(i)])
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [i])
             rows.append(reads.load(e, b.gep(row.address, [near], source_etype=element), element, reads.mask))
-        begin, count = (b.mul(x, self.number(self.few)) for x in (near, left))
+        begin, count = (b.mul(x, self.few) for x in (near, left))
         for i, mixed in enumerate(interleaved(b, rows)):
-            at = self.number(WIDTH * i)
+            at = WIDTH * i
             writes = Memory(e, at, b.sub(count, at))
             address = b.gep(target.address, [b.add(begin, at)], source_etype=element)
             writes.store(e, address, element, mixed, writes.mask)
 
     def fetch(self, source: Place, near: ir.Value, block: ir.Value, blocks: ir.Value) -> None:
         """Fetch a tile of this strip or of the next into the cache: hardware does not fetch so many rows ahead."""
-        b, width = self.b, self.number(WIDTH)
+        b = self.b
         over = b.icmp_signed(">=", block, blocks)
-        near = b.select(over, b.add(near, width), near)
-        far = b.mul(b.select(over, b.sub(block, blocks), block), width)
+        near = b.select(over, b.add(near, WIDTH), near)
+        far = b.mul(b.select(over, b.sub(block, blocks), block), WIDTH)
         for i in range(WIDTH):
-            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, i)])
             address = b.gep(row.address, [near], source_etype=memory_type(self.operand.dtype))
-            Lanes(b).prefetch(address)
+            b.prefetch(address)
 
     def within(self, e: Lanes, mask: ir.Value, index: int, count: ir.Value) -> ir.Value:
         """The lanes of a mask if there are more than `index` rows, else none."""
-        return self.b.select(self.b.icmp_signed("<", self.number(index), count), mask, e.constant(BIT, 0))
+        return self.b.select(self.b.icmp_signed("<", index, count), mask, 0)
 
 
-def interleaved(b: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+def interleaved(b: Builder, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """The elements of some rows in turn: the first of each, then the second of each, in as many vectors."""
     found, count = list[ir.Value](), len(rows)
     for first in range(0, count * WIDTH, WIDTH):
@@ -186,7 +187,7 @@ def interleaved(b: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
     return found
 
 
-def transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+def transposed(b: Builder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square matrix: blocks that change places, of half its rows, of a quarter, and so on."""
     half = len(rows) // 2
     while half:

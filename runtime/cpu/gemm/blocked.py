@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,15 +14,16 @@ from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made, entries_of
 from foreplan.runtime.cpu.codegen.native import together
+from foreplan.runtime.cpu.gemm.nest import ENTRIES, ITEM, Form, compiled_product
 from foreplan.runtime.cpu.kernels.rows import merged
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.runtime.kernel import Refused, Run
 
 GRAIN = 2**21  # multiplications that are worth a thread
-ITEM = FLOAT32.itemsize
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,24 @@ class Blocked:
     Attributes:
         rows, columns, depth: of a product.
         count: of products.
-        a_along, b_along: whether elements of an operand lie side by side along the sum.
-        most_steps: steps along the sum that are packed at once: of the depth only, so threads change no bit.
+        most_steps: steps along the sum that are taken at once: of the depth only, so threads change no bit.
+        most_kept: rows of a, or columns of b, that are kept at once.
         shares: of the threads.
-        made: the epilogue, if any.
+        made: the epilogue, if any; `then`: the form of it.
+        form: what the loop is made for.
         apart: whether sums of some steps lie in scratch memory.
         packed: bytes of scratch memory of a thread.
         nanoseconds: predicted.
         wants: the blocks in which b would not be packed with every run.
 
     Raises:
-        Refused: elements are not float32; a matrix has no axis with elements side by side, or y's lie apart within
-            rows; matrices are not evenly apart; there is an epilogue, and several products or something to add to.
+        Refused: elements are not float32; y's lie apart within rows; matrices are not evenly apart; there is an
+            epilogue, and several products or something to add to.
     """
 
+    form: Form
+    most_kept: int
     packed = 0
-    nanoseconds = 0
     wants: Blocks | None = None
 
     def __init__(
@@ -74,7 +77,7 @@ class Blocked:
         """Describe the product.
 
         Args:
-            steps: along the sum, that are packed at once at most, and what their number is a multiple of.
+            steps: along the sum, that are taken at once at most, and what their number is a multiple of.
             sides: rows and columns, of which the shares of threads are multiples.
         """
         if any(x.type.dtype != FLOAT32 or min(x.strides) < 0 for x in (a, b, y)) or not a.type.size * b.type.size:
@@ -87,7 +90,8 @@ class Blocked:
             raise Refused("an epilogue takes a single product that is added to nothing")
         self.steps = [x.strides[-2:] for x in (a, b, y)]
         self.matrices = [_apart(x, batch) for x in (a, b, y)]
-        self.a_along, self.b_along = _along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2)
+        self.then = made.then if made else None
+        self.nanoseconds = prices.mapped(made.beside) if made else 0
         blocks = -(-self.depth // steps[0])
         self.most_steps = align_up(-(-self.depth // blocks), steps[1])
         self.shares = self._shares(*sides)
@@ -111,22 +115,18 @@ class Blocked:
             return [Share(matrices, part, columns) for part in _parts(self.rows, row, threads)]
         return [Share(matrices, rows, part) for part in _parts(self.columns, column, threads)]
 
-    def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:
-        """The compiled loop; the names of the numbers of its table; and what follows the table."""
-        raise NotImplementedError
-
     def bind(self, addresses: Mapping[int, int]) -> Run:
         """A call of the product on these addresses: `SRC`, `WEIGHTS`, `DST` and `SCRATCHPAD`."""
         a, b, y = (addresses[argument] for argument in (c.SRC, c.WEIGHTS, c.DST))
         scratch = addresses[c.SCRATCHPAD] if self.scratchpad else 0
-        (call, names, more), sums = self.called(), scratch + self.packed * len(self.shares)
+        call, sums = compiled_product(self.form), scratch + self.packed * len(self.shares)
         calls: list[Run] = []
         for i, share in enumerate(self.shares):
             numbers = self.numbers(share, a, b, sums if self.apart else y, scratch + i * self.packed)
-            table = [numbers[name] for name in names]
+            table = [numbers[name] for name in (*ENTRIES, *self.form.further)]
             if self.made is not None:
                 table += entries_of(self.made, addresses, share.rows[0], share.columns[0])
-            calls.append(partial(call, *share.matrices, np.array(table, np.int64).tobytes() + more))
+            calls.append(partial(call, *share.matrices, np.array(table, np.int64).tobytes() + self.form.behind))
         return together(calls)
 
     def numbers(self, share: Share, a: int, b: int, y: int, scratch: int) -> dict[str, int]:
@@ -149,13 +149,19 @@ class Blocked:
             "rows": bottom - top,
             "columns": right - left,
             "depth": self.depth,
+            "most_kept": self.most_kept,
             "most_steps": self.most_steps,
             "adds": int(self.add),
         }
 
 
-def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:
-    """Whether the elements of a matrix lie side by side along an axis; if not, along the other."""
+def lies_along(x: Window, axis: int) -> bool:
+    """Whether the elements of matrices lie side by side along an axis; if not, along the other.
+
+    Raises:
+        Refused: along neither.
+    """
+    shape, strides = x.shape, x.strides
     if shape[axis] == 1 or strides[axis] == ITEM:
         return True
     other = -3 - axis

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from foreplan.base.units import align_up
 from foreplan.graph import TensorType, Window
 from foreplan.graph.blocks import Blocks
@@ -11,8 +9,9 @@ from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
 from foreplan.runtime.cpu.codegen.loops import WIDTH
-from foreplan.runtime.cpu.gemm.blocked import ITEM, Blocked, Share
-from foreplan.runtime.cpu.gemm.panels_loop import ENTRIES, Product, compiled_product
+from foreplan.runtime.cpu.gemm.blocked import Blocked, Share, lies_along
+from foreplan.runtime.cpu.gemm.nest import ITEM
+from foreplan.runtime.cpu.gemm.panels_loop import Product
 from foreplan.runtime.cpu.gemm.registers import Block, block_with_edges, edge_of, time_with_edges
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
@@ -33,8 +32,8 @@ TURN = 16  # steps that are packed together
 class Panels(Blocked):
     """A product by vector instructions: see `Blocked`. b may lie in panels already, in the blocks that it `wants`.
 
-    Attributes:
-        nanoseconds: predicted.
+    Raises:
+        Refused: an operand has no axis with elements side by side; or see `Blocked`.
     """
 
     def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
@@ -42,15 +41,16 @@ class Panels(Blocked):
             raise Refused("oneDNN is faster")
         block = block_with_edges(*y.shape[-2:])
         super().__init__(a, b, y, add, made, (STEPS, TURN), (block.rows, block.columns))
+        a_along, b_along = lies_along(a, -1), lies_along(b, -2)
         few = y.shape[-1] <= FEW * block.columns
-        packs_a = not self.a_along and a.strides[-1] > NEAR and not few
+        packs_a = not a_along and a.strides[-1] > NEAR and not few
         panels, given = self._panels(b, block), b.blocks is not None
         if given and b.blocks != panels:
             raise Refused(f"a matrix in the blocks {b.blocks}")
-        packs_b = not given and (self.b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0)
+        packs_b = not given and (b_along or b.strides[-2] > NEAR or self.columns % block.columns > 0)
         self.wants = panels if packs_b else None
         edge = edge_of(block, self.rows, self.columns)
-        self.product = Product(packs_a, packs_b, given, self.b_along, block, edge, made.then if made else None)
+        self.form = Product(self.then, packs_a, packs_b, given, b_along, block, edge)
         if given:
             self.steps[1] = (align_up(self.columns, block.columns) * ITEM, self.most_steps * ITEM)
         kept = max(share.columns[1] - share.columns[0] for share in self.shares)
@@ -67,10 +67,9 @@ class Panels(Blocked):
         added = turns if add else turns - 1
         results = time_with_edges(block, edge, self.rows, self.columns) * WIDTH
         streamed = given * self.depth * columns
-        self.nanoseconds = prices.panels(
+        self.nanoseconds += prices.panels(
             self.count, rows, columns, self.depth, results, packed + read / 2, streamed, added
         )
-        self.nanoseconds += prices.mapped(made.beside) if made else 0
 
     def _panels(self, b: Window, block: Block) -> Blocks | None:
         """A matrix in C order, or transposed, in panels: all steps of one that are packed at once lie together."""
@@ -81,13 +80,6 @@ class Panels(Blocked):
                 return Blocks(shape, f"{'BA' if turned else 'AB'}{self.most_steps}{steps}{block.columns}{columns}")
         return None
 
-    def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:
-        """See `Blocked`."""
-        return compiled_product(self.product), ENTRIES, b""
-
     def numbers(self, share: Share, a: int, b: int, y: int, scratch: int) -> dict[str, int]:
         """See `Blocked`."""
-        return super().numbers(share, a, b, y, scratch) | {
-            "most_kept": self.most_kept,
-            "most_rows": self.most_rows,
-        }
+        return super().numbers(share, a, b, y, scratch) | {"most_rows": self.most_rows}

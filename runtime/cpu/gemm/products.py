@@ -13,14 +13,13 @@ from foreplan.runtime.cpu.gemm.blocked import Blocked
 from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.parts import Parts, product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
-from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.layouts import stepped
 from foreplan.runtime.cpu.onednn.primitives import Primitive, onto
 from foreplan.runtime.kernel import Refused, Run
 
-Product = Primitive | Parts | Blocked | Vectors
+Product = Primitive | Parts | Blocked
 _Key = tuple[Window, Window, Window, bool]
 
 

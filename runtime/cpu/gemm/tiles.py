@@ -2,16 +2,12 @@
 
 Errors are below those of sums in float32: a tile adds up 32 products before it rounds, and sums of 512 are added up.
 NaN and infinities are right, except that infinity times infinity is NaN. Parts below 1e-38 count as zero.
-
-Panels of some columns of b, or rows of a, stay in a core's cache, while panels of the other operand pass by (Goto and
-van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from foreplan.base import processor
@@ -19,8 +15,8 @@ from foreplan.base.units import align_up
 from foreplan.graph import Window
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
-from foreplan.runtime.cpu.gemm.blocked import Blocked, Share
-from foreplan.runtime.cpu.gemm.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
+from foreplan.runtime.cpu.gemm.blocked import Blocked, Share, lies_along
+from foreplan.runtime.cpu.gemm.tiles_loop import DEPTH, SIDE, STEP, Product
 from foreplan.runtime.cpu.instructions import Level, level
 from foreplan.runtime.kernel import Refused
 
@@ -43,26 +39,23 @@ def available() -> bool:
 class Tiles(Blocked):
     """A product in blocks of tiles: see `Blocked`.
 
-    Attributes:
-        nanoseconds: predicted.
-
     Raises:
-        Refused: there are no tile registers; or see `Blocked`.
+        Refused: there are no tile registers; an operand has no axis with elements side by side; or see `Blocked`.
     """
 
     def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
         if not available():
             raise Refused("there are no tile registers")
         super().__init__(a, b, y, add, made, (STEPS, DEPTH), (SIDE, SIDE))
+        self.a_along, self.b_along = lies_along(a, -1), lies_along(b, -2)
         self.most_kept = KEPT // self.most_steps // SIDE * SIDE
         keeps_a = self._keeps_a()
-        self.product = Product(self.a_along, self.b_along, keeps_a, made.then if made else None)
+        self.form = Product(self.then, self.a_along, self.b_along, keeps_a)
         kept = max(high - low for low, high in (x.rows if keeps_a else x.columns for x in self.shares))
         self.most_kept = min(self.most_kept, align_up(kept, SIDE))
         self.packed = (2 + self.most_kept // SIDE) * (self.most_steps // DEPTH) * STEP
         packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
-        self.nanoseconds = prices.tiles(self.count, self.rows, self.columns, self.depth, packed)
-        self.nanoseconds += prices.mapped(made.beside) if made else 0
+        self.nanoseconds += prices.tiles(self.count, self.rows, self.columns, self.depth, packed)
 
     def _keeps_a(self) -> bool:
         """Whether a is kept while b passes: if all of a is kept; or if less is packed so, and a's rows are not in the
@@ -75,18 +68,13 @@ class Tiles(Blocked):
         """Rows and columns that are packed, if `kept` are kept in turns while all of `passing` pass."""
         return kept + -(-kept // self.most_kept) * passing
 
-    def called(self) -> tuple[Callable[[int, int, bytes], None], Sequence[str], bytes]:
-        """See `Blocked`; the configuration of the tiles follows the table."""
-        return compiled_product(self.product), ENTRIES, CONFIGURATION
-
     def numbers(self, share: Share, a: int, b: int, y: int, scratch: int) -> dict[str, int]:
         """See `Blocked`."""
         found = super().numbers(share, a, b, y, scratch)
-        following = {
+        return found | {
             "a_following": _following(found["a_row"], found["a_step"], self.a_along),
             "b_following": _following(found["b_column"], found["b_step"], self.b_along),
         }
-        return found | following | {"most_kept": self.most_kept}
 
 
 def _following(across: int, along: int, is_along: bool) -> int:

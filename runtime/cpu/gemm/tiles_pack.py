@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import llvmlite.ir as ir
 
-from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, shuffled
-from foreplan.runtime.cpu.codegen.llvm import POINTER
+from foreplan.jit.builder import FLOAT, I32, I64, POINTER, Builder
+from foreplan.runtime.cpu.codegen.lanes import Lanes, shuffled
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory
 
 DEPTH = 32  # steps that a tile holds along the sum
@@ -36,13 +36,13 @@ class Pack:
     """
 
     def __init__(self, module: ir.Module, name: str, along: bool, turned: bool) -> None:
-        type = ir.FunctionType(ir.VoidType(), [POINTER, INT64, INT64, POINTER, INT64, INT64, INT64])
+        type = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64, POINTER, I64, I64, I64])
         self.function = ir.Function(module, type, name)
         self.function.linkage = "internal"
         for attribute in ("nounwind", "noinline"):
             self.function.attributes.add(attribute)
         self.along, self.turned = along, turned
-        self.b = ir.IRBuilder(self.function.append_basic_block())
+        self.b = Builder(self.function.append_basic_block())
         self.e = Lanes(self.b, WIDTH)
         self.write()
 
@@ -51,16 +51,16 @@ class Pack:
         b = self.b
         source, stride, following, target, across, steps, piece = self.function.args
         width = DEPTH if self.along else WIDTH
-        copy = b.inttoptr(b.ptrtoint(b.alloca(ir.ArrayType(FLOAT, WIDTH * DEPTH)), INT64), POINTER)
-        fits = [b.icmp_signed(">=", x, ir.Constant(INT64, most)) for x, most in ((across, WIDTH), (steps, DEPTH))]
+        copy = b.pointer(b.ptrtoint(b.alloca(ir.ArrayType(FLOAT, WIDTH * DEPTH)), I64))
+        fits = [b.icmp_signed(">=", x, most) for x, most in ((across, WIDTH), (steps, DEPTH))]
         with b.if_else(b.and_(*fits)) as (whole, partial):
             with whole:
                 self.packed(source, stride, following, target, piece)
-            with partial, b.if_then(b.icmp_signed("==", piece, ir.Constant(INT64, 0))):
+            with partial, b.if_then(b.icmp_signed("==", piece, 0)):
                 lines, lanes = (across, steps) if self.along else (steps, across)
                 self.copied(source, stride, copy, lines, lanes, width)
                 for each in range(UNIT):
-                    step, number = (ir.Constant(INT64, x) for x in (4 * width, each))
+                    step, number = (ir.Constant(I64, x) for x in (4 * width, each))
                     self.packed(copy, step, following, target, number)
         b.ret_void()
 
@@ -68,29 +68,27 @@ class Pack:
         self, source: ir.Value, stride: ir.Value, copy: ir.Value, lines: ir.Value, lanes: ir.Value, width: int
     ) -> None:
         """The lines that exist, with the elements that exist."""
-        b, e, zero = self.b, self.e, ir.Constant(self.e.type(INT32), None)
+        b, e, zero = self.b, self.e, ir.Constant(self.e.type(I32), None)
         for line in range(WIDTH * DEPTH // width):
-            there = b.icmp_signed(">", lines, ir.Constant(INT64, line))
+            there = b.icmp_signed(">", lines, line)
             for first in range(0, width, WIDTH):
-                left = b.select(there, b.sub(lanes, ir.Constant(INT64, first)), ir.Constant(INT64, 0))
-                some = Memory(e, ir.Constant(INT64, first), left)
-                place = self.e.behind(
-                    source, b.add(b.mul(stride, ir.Constant(INT64, line)), ir.Constant(INT64, 4 * first))
-                )
-                x = b.select(some.mask, some.load(e, place, INT32, some.mask), zero)
-                b.store(x, self.e.behind(copy, ir.Constant(INT64, 4 * (line * width + first))), align=4)
+                left = b.select(there, b.sub(lanes, first), 0)
+                some = Memory(e, ir.Constant(I64, first), left)
+                place = b.behind(source, b.add(b.mul(stride, line), 4 * first))
+                x = b.select(some.mask, some.load(e, place, I32, some.mask), zero)
+                b.store(x, b.behind(copy, 4 * (line * width + first)), align=4)
 
     def packed(
         self, source: ir.Value, stride: ir.Value, following: ir.Value, target: ir.Value, piece: ir.Value
     ) -> None:
         """A piece of a whole unit. Each row is written before the next is read, so that the registers suffice."""
         b = self.b
-        first = b.mul(piece, ir.Constant(INT64, _BLOCK))
-        target = self.e.behind(target, b.mul(first, ir.Constant(INT64, LINE)))
-        begin = self.e.behind(source, b.mul(first, stride))
+        first = b.mul(piece, _BLOCK)
+        target = b.behind(target, b.mul(first, LINE))
+        begin = b.behind(source, b.mul(first, stride))
 
         def place(start: ir.Value, row: int, column: int) -> ir.Value:
-            return self.e.behind(start, b.add(b.mul(stride, ir.Constant(INT64, row)), ir.Constant(INT64, 4 * column)))
+            return b.behind(start, b.add(b.mul(stride, row), 4 * column))
 
         def halves(start: ir.Value, row: int) -> tuple[ir.Value, ir.Value]:
             """Where the first 16 steps of a row or column are, and the others."""
@@ -98,9 +96,9 @@ class Pack:
 
         for row in range(_BLOCK):
             for start in halves(begin, row):
-                self.e.prefetch(self.e.behind(start, following))
+                b.prefetch(b.behind(start, following))
         if self.turned:
-            across = self.e.behind(source, b.mul(first, ir.Constant(INT64, 4)))
+            across = b.behind(source, b.mul(first, 4))
             found = [halves(across, row) for row in range(WIDTH)]
             for row, pair in enumerate(zip(*(self.turn(half) for half in zip(*found)))):
                 self.put(target, row, pair)
@@ -112,18 +110,18 @@ class Pack:
         """A row of the tiles of all parts."""
         b = self.b
         for part, (low, high) in enumerate(zip(*map(self.parts, pair))):
-            word = b.or_(b.lshr(low, self.e.constant(INT32, 16)), b.and_(high, self.e.constant(INT32, _TOP)))
-            b.store(word, self.e.behind(target, ir.Constant(INT64, 2 * TILE * part + LINE * row)), align=4)
+            word = b.or_(b.lshr(low, 16), b.and_(high, _TOP))
+            b.store(word, b.behind(target, 2 * TILE * part + LINE * row), align=4)
 
     def parts(self, x: ir.Value) -> list[ir.Value]:
         """Three numbers, in the upper halves of their bits, that add up to each. Infinities and NaN become the last
         part, which is multiplied only by the first part; so do numbers that would round to infinity.
         """
         b, e, found = self.b, self.e, []
-        zero, bits = ir.Constant(e.type(INT32), None), e.bits(x)
-        finite = b.icmp_unsigned("<", b.add(bits, bits), e.constant(INT32, _HUGE))
+        zero, bits = ir.Constant(e.type(I32), None), e.bits(x)
+        finite = b.icmp_unsigned("<", b.add(bits, bits), _HUGE)
         for _ in range(PARTS - 1):
-            near = b.and_(b.add(e.bits(x), e.constant(INT32, _HALF)), e.constant(INT32, _TOP))
+            near = b.and_(b.add(e.bits(x), _HALF), _TOP)
             near = b.select(finite, near, zero)
             found.append(near)
             x = b.fsub(x, e.floats(near))

@@ -12,7 +12,6 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
-from foreplan.runtime.cpu.gemm.blocked import Blocked
 from foreplan.runtime.cpu.gemm.panels import Panels
 from foreplan.runtime.cpu.gemm.parts import product_in_parts
 from foreplan.runtime.cpu.gemm.tiles import Tiles
@@ -78,7 +77,7 @@ def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | typ
     if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
         raise Refused("one after the other is faster, the product by oneDNN")
     arguments = {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **beside(2, len(inputs), len(outputs))}
-    plan.wants = product.wants if isinstance(product, Blocked) else None
+    plan.wants = product.wants
     plan.run(product, arguments)
     return plan.finish(nanoseconds=product.nanoseconds, mapped=made.overwrites(2))
 

@@ -11,10 +11,11 @@ import numpy as np
 from foreplan.graph import DType, Op
 from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import BOOL, FLOAT32
+from foreplan.jit.builder import FLOAT, I32, I64
 from foreplan.ops.random import Random
 from foreplan.runtime.cpu.codegen.conversions import convert
-from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, shuffled
-from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.lanes import Lanes, shuffled
+from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -67,61 +68,60 @@ class _Writer(Writer):
         self.distribution, self.output = distribution, Operand(dtype, CONTIGUOUS)
         b = self.b
         self.size = self.entry(0)
-        state = b.inttoptr(self.entry(1), POINTER)
-        seed, step = (b.load(b.gep(state, [self.number(i)], source_etype=INT64), align=8, typ=INT64) for i in range(2))
-        self.target = Place(b.inttoptr(self.entry(2), POINTER), None)
+        state = b.pointer(self.entry(1))
+        seed, step = (b.load(b.gep(state, [i], source_etype=I64), align=8, typ=I64) for i in range(2))
+        self.target = Place(b.pointer(self.entry(2)), None)
         self.key, self.step = self.halves(seed), self.halves(step)
-        self.stream = b.trunc(self.entry(3), INT32)
+        self.stream = b.trunc(self.entry(3), I32)
         self.constants = [self.entry(4 + i) for i in range(1 if distribution == "bernoulli" else 3)]
 
     def halves(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The lower and the upper 32 bits."""
-        return self.b.trunc(x, INT32), self.b.trunc(self.b.lshr(x, self.number(32)), INT32)
+        return self.b.trunc(x, I32), self.b.trunc(self.b.lshr(x, 32), I32)
 
     def write(self) -> None:
         """All of it."""
-        b, unit = self.b, self.number(UNIT)
-        low, high = b.mul(self.start, unit), b.mul(self.stop, unit)
-        high = b.select(b.icmp_signed("<", high, self.size), high, self.size)
-        end = b.and_(b.add(high, self.number(4 * WIDTH - 1)), self.number(-4 * WIDTH))
-        with self.counted(low, end, 4 * WIDTH) as at:
-            for i, words in enumerate(self.words(b.lshr(at, self.number(2)))):
-                first = b.add(at, self.number(i * WIDTH))
+        b = self.b
+        low, high = b.mul(self.start, UNIT), b.mul(self.stop, UNIT)
+        high = b.least(high, self.size)
+        end = b.and_(b.add(high, 4 * WIDTH - 1), -4 * WIDTH)
+        with b.counted(low, end, 4 * WIDTH) as at:
+            for i, words in enumerate(self.words(b.lshr(at, 2))):
+                first = b.add(at, i * WIDTH)
                 self.put(words, first, b.sub(high, first))
         b.ret_void()
 
     def put(self, words: ir.Value, at: ir.Value, left: ir.Value) -> None:
         """Make numbers of these words, and write as many as are left."""
-        zero = self.number(0)
-        left = self.b.select(self.b.icmp_signed("<", left, zero), zero, left)
+        left = self.b.select(self.b.icmp_signed("<", left, 0), 0, left)
         e = Lanes(self.b, WIDTH)
         number = self.bernoulli(e, words) if self.distribution == "bernoulli" else self.uniform(e, words)
-        Memory(e, at, left).write(self.output, self.target, self.number(0), number)
+        Memory(e, at, left).write(self.output, self.target, 0, number)
 
     def bernoulli(self, e: Lanes, words: ir.Value) -> ir.Value:
         """1 where the word is below the threshold."""
-        wide = e.builder.zext(words, e.type(INT64))
-        return convert(e, e.builder.icmp_signed("<", wide, e.splat(self.constants[0])), BOOL, self.output.dtype)
+        wide = e.b.zext(words, e.type(I64))
+        return convert(e, e.b.icmp_signed("<", wide, e.splat(self.constants[0])), BOOL, self.output.dtype)
 
     def uniform(self, e: Lanes, words: ir.Value) -> ir.Value:
         """24 bits of the word as a fraction of the interval."""
-        b = e.builder
-        x = b.uitofp(b.lshr(words, e.constant(INT32, 8)), e.type(FLOAT))
-        x = b.fmul(x, e.constant(FLOAT, 2.0**-24))
-        scale, low, most = (e.splat(b.bitcast(b.trunc(number, INT32), FLOAT)) for number in self.constants)
+        b = e.b
+        x = b.uitofp(b.lshr(words, 8), e.type(FLOAT))
+        x = b.fmul(x, 2.0**-24)
+        scale, low, most = (e.splat(b.bitcast(b.trunc(number, I32), FLOAT)) for number in self.constants)
         x = b.fadd(b.fmul(x, scale), low)
-        return convert(e, e.select(b.fcmp_ordered("<", most, x), most, x), FLOAT32, self.output.dtype)
+        return convert(e, b.select(b.fcmp_ordered("<", most, x), most, x), FLOAT32, self.output.dtype)
 
     def words(self, counter: ir.Value) -> list[ir.Value]:
         """The words of sixteen counters from this one, sixteen words at a time."""
         e, b = Lanes(self.b, WIDTH), self.b
-        first = e.splat(b.trunc(counter, INT32))
-        c0, c2 = b.add(first, e.constant(INT32, list(range(WIDTH)))), e.splat(self.step[0])
+        first = e.splat(b.trunc(counter, I32))
+        c0, c2 = b.add(first, e.constant(I32, list(range(WIDTH)))), e.splat(self.step[0])
         c1, c3 = e.splat(self.stream), e.splat(self.step[1])
         for turn in range(_ROUNDS):
             high0, low0 = self.product(e, c0, _MULTIPLIERS[0])
             high1, low1 = self.product(e, c2, _MULTIPLIERS[1])
-            k0, k1 = (e.splat(b.add(key, ir.Constant(INT32, turn * w & _MASK))) for key, w in zip(self.key, _WEYL))
+            k0, k1 = (e.splat(b.add(key, ir.Constant(I32, turn * w & _MASK))) for key, w in zip(self.key, _WEYL))
             c0, c2 = b.xor(b.xor(high1, c1), k0), b.xor(b.xor(high0, c3), k1)
             c1, c3 = low1, low0
         halves = [shuffled(b, pair, list(range(2 * WIDTH))) for pair in ((c0, c1), (c2, c3))]
@@ -130,7 +130,7 @@ class _Writer(Writer):
 
     def product(self, e: Lanes, x: ir.Value, factor: int) -> tuple[ir.Value, ir.Value]:
         """The upper and the lower 32 bits of a product."""
-        b = e.builder
-        whole = b.mul(b.zext(x, e.type(INT64)), e.constant(INT64, factor))
-        high = b.lshr(whole, e.constant(INT64, 32))
-        return b.trunc(high, e.type(INT32)), b.trunc(whole, e.type(INT32))
+        b = e.b
+        whole = b.mul(b.zext(x, e.type(I64)), factor)
+        high = b.lshr(whole, 32)
+        return b.trunc(high, e.type(I32)), b.trunc(whole, e.type(I32))

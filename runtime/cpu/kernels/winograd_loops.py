@@ -14,8 +14,9 @@ from functools import cache
 import llvmlite.ir as ir
 import numpy as np
 
-from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT8, INT64, Lanes
-from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.jit.builder import FLOAT, I64
+from foreplan.runtime.cpu.codegen.lanes import Lanes
+from foreplan.runtime.cpu.codegen.llvm import compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Writer
 
 BYTES = 4 * WIDTH  # of a vector
@@ -111,23 +112,23 @@ class _Transform(Writer):
         """All of it."""
         b, t = self.b, self.transform
         m, n = len(t.matrix), len(t.matrix[0])
-        nowhere, zeros = (self.local(self.vector) for _ in range(2))
+        nowhere, zeros = (b.local(self.vector) for _ in range(2))
         b.store(ir.Constant(self.vector, None), zeros)
-        found = [self.local(ir.ArrayType(INT64, 2 * places)) for places in (n * n, m * m)]
+        found = [b.local(ir.ArrayType(I64, 2 * places)) for places in (n * n, m * m)]
         vectors = [
-            b.inttoptr(self.entry(1 + 2 * SIDE + i), POINTER)
+            b.pointer(self.entry(1 + 2 * SIDE + i))
             for i in range(sum(function in ("add", "sub", "mul") for function in t.after))
         ]
-        with self.counted(self.start, self.stop, 1) as row:
+        with b.counted(self.start, self.stop) as row:
             self.find(t.source, 1, row, n, found[0], zeros)
             self.find(t.target, 1 + SIDE, row, m, found[1], nowhere)
-            with self.counted(self.number(0), self.entry(0), WIDTH) as channel:
-                at = b.udiv(channel, self.number(WIDTH))
+            with b.counted(0, self.entry(0), WIDTH) as channel:
+                at = b.udiv(channel, WIDTH)
                 places = [[self.place_of(found[0], i * n + j, at) for j in range(n)] for i in range(n)]
                 columns = [[self.load(places[i][j]) for i in range(n)] for j in range(n)]
                 half = [self.product(column) for column in columns]  # half[j][i] = (A·X)[i, j]
-                offset = b.mul(channel, self.number(4))
-                others = [self.load(b.gep(vector, [offset], source_etype=INT8)) for vector in vectors]
+                offset = b.mul(channel, 4)
+                others = [self.load(b.behind(vector, offset)) for vector in vectors]
                 for i in range(m):
                     for j, x in enumerate(self.product([half[k][i] for k in range(n)])):
                         place = self.place_of(found[1], i * m + j, at)
@@ -141,7 +142,7 @@ class _Transform(Writer):
             base, slice, step, rows = (self.entry(side + i) for i in range(4))
             base = b.add(base, b.mul(b.urem(row, rows), step))
             for i in range(width * width):
-                self.keep(found, i, b.add(base, b.mul(slice, self.number(i))), self.number(BYTES))
+                self.keep(found, i, b.add(base, b.mul(slice, i)), b.index(BYTES))
             return
         base, image, down, right, height, wide, tall, broad, step, above, left = (
             self.entry(side + i) for i in range(SIDE)
@@ -149,30 +150,28 @@ class _Transform(Writer):
         number, y, x = self.unravelled(row, [tall, tall, broad])
         base = b.add(base, b.mul(number, image))
         firsts = [b.sub(b.mul(at, step), before) for at, before in ((y, above), (x, left))]
-        lines, columns = ([b.add(first, self.number(i)) for i in range(width)] for first in firsts)
+        lines, columns = ([b.add(first, i) for i in range(width)] for first in firsts)
         # As unsigned numbers, negative ones are too large as well.
         inside = [
             [b.icmp_unsigned("<", at, extent) for at in each] for each, extent in ((lines, height), (columns, wide))
         ]
-        outside = b.ptrtoint(outside, INT64)
+        outside = b.ptrtoint(outside, I64)
         for i in range(width):
             line = b.add(base, b.mul(lines[i], down))
             for j in range(width):
                 there = b.and_(inside[0][i], inside[1][j])
                 address = b.select(there, b.add(line, b.mul(columns[j], right)), outside)
-                self.keep(found, i * width + j, address, b.select(there, self.number(BYTES), self.number(0)))
+                self.keep(found, i * width + j, address, b.select(there, b.index(BYTES), 0))
 
     def keep(self, found: ir.Value, index: int, address: ir.Value, step: ir.Value) -> None:
         for i, number in enumerate((address, step)):
-            self.b.store(number, self.b.gep(found, [self.number(2 * index + i)], source_etype=INT64))
+            self.b.store(number, self.b.gep(found, [2 * index + i], source_etype=I64))
 
     def place_of(self, found: ir.Value, index: int, at: ir.Value) -> ir.Value:
         """Where vector number `at` of a place lies."""
         b = self.b
-        address, step = (
-            b.load(b.gep(found, [self.number(2 * index + i)], source_etype=INT64), typ=INT64) for i in range(2)
-        )
-        return b.inttoptr(b.add(address, b.mul(at, step)), POINTER)
+        address, step = (b.word(found, 2 * index + i) for i in range(2))
+        return b.pointer(b.add(address, b.mul(at, step)))
 
     def load(self, place: ir.Value) -> ir.Value:
         return self.b.load(place, align=4, typ=self.vector)
