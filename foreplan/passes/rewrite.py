@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, Value
-from foreplan.graph.op import Types
+from foreplan.graph.op import Some, Types
 
 Group = TypeVar("Group")
-Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
+Replace = Callable[[Builder, Node[Some], tuple[Value, ...]], Sequence[Value] | None]
 Accepts = Callable[[Op, Types, Types], bool]  # whether a target has a kernel for an op of such inputs and outputs
 
 
@@ -26,8 +26,8 @@ def builder_for(graph: Graph) -> GraphBuilder:
 
 def rewrite(
     graph: Graph,
-    replace: Replace,
-    *,
+    replace: Replace[Some],
+    *ops: type[Some],
     updates: Mapping[Value, Value] | None = None,
     finish: Callable[[Builder], None] | None = None,
 ) -> Graph:
@@ -38,6 +38,7 @@ def rewrite(
         graph: what to copy.
         replace: called with the new graph's builder, each node and its new inputs; returns the values that take the
             place of the node's outputs (new names are made), or None to copy the node as it is.
+        ops: `replace` is asked for nodes of these ops alone; of all, where none is named.
         updates: further updates, in terms of values of the new graph (the mapping may be filled by `replace`).
         finish: called with the builder when all nodes are there, to add what stands at the end.
 
@@ -52,7 +53,8 @@ def rewrite(
         inputs = tuple(now.get(value, value) for value in node.inputs)
         b.source, b.scope = node.source, ""
         b.kind = node.outputs[0].kind
-        outputs = replace(b, node, inputs)
+        asked = node.of(*ops or (Op,))
+        outputs = None if asked is None else replace(b, asked, inputs)
         if outputs is None:
             same = inputs == node.inputs
             kept = same or [value.type for value in inputs] == [value.type for value in node.inputs]
