@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +67,7 @@ def schemes(graph: Graph) -> dict[Value, Scheme]:
     """How the stored tensors of a graph are quantised that stand for weights; read in one way only."""
     found: dict[Value, Scheme] = {}
     makers = {made: node for node in graph.nodes for made in node.outputs}
-    for node in _marks(graph):
+    for node in graph.nodes_of(Quantised):
         _, codes, *beside = node.inputs
         arrays = _known(beside, makers)
         if codes.init is None or arrays is None:
@@ -130,14 +130,10 @@ quantised_weights = QuantisedWeights()
 def without_weights(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph whose integers of these names stay as they are: no weights stand for them."""
 
-    def unmarked(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[:1] if isinstance(node.op, Quantised) and node.inputs[1].name in names else None
+    def unmarked(b: Builder, node: Node[Quantised], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        return inputs[:1] if node.inputs[1].name in names else None
 
-    return rewrite(graph, unmarked) if names else graph
-
-
-def _marks(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if isinstance(node.op, Quantised))
+    return rewrite(graph, unmarked, Quantised) if names else graph
 
 
 def _read(graph: Graph, found: Mapping[Value, Scheme]) -> list[Node]:

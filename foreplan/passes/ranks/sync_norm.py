@@ -22,9 +22,7 @@ class SyncBatchNorm(Pass, requires=("forward", "training form"), ensures=("forwa
     ranks: int
 
     def _run(self, graph: Graph) -> Graph:
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, BatchNormTrain):
-                return None
+        def replace(b: Builder, node: Node[BatchNormTrain], inputs: tuple[Value, ...]) -> Sequence[Value]:
             return b.node(BatchNormSync(node.op.epsilon, self.ranks), *inputs, name=node.name)
 
-        return rewrite(graph, replace)
+        return rewrite(graph, replace, BatchNormTrain)
