@@ -106,7 +106,7 @@ class QuantisedWeights(Pass, requires=("forward", "plain ops"), ensures=("forwar
         now: dict[Value, Value] = {}
         for node in _read(graph, found):
             inputs = tuple(now.get(value, value) for value in node.inputs)
-            if isinstance(node.op, Quantised) and node.inputs[1] in found:
+            if node.of(Quantised) and node.inputs[1] in found:
                 codes, scale, *zero = node.inputs[1], *inputs[2:]
                 b.source, b.scope = node.source, node.name + "/"
                 made = fake_quantised(b, wide[codes], scale, zero[0] if zero else None, codes.dtype)
@@ -143,7 +143,7 @@ def _read(graph: Graph, found: Mapping[Value, Scheme]) -> list[Node]:
         if read.isdisjoint(node.outputs):
             continue
         kept.append(node)
-        marked = isinstance(node.op, Quantised) and node.inputs[1] in found
+        marked = node.of(Quantised) and node.inputs[1] in found
         read.update(node.inputs[2:] if marked else node.inputs)
     return kept[::-1]
 

@@ -114,7 +114,7 @@ class SplitLogits(Pass, requires=("forward", "plain ops"), ensures=("forward", "
     most: int = LOGITS_BYTES
 
     def _run(self, graph: Graph) -> Graph:
-        names, before = [node.name for node in graph.nodes if isinstance(node.op, CrossEntropy)], graph
+        names, before = [node.name for node in graph.nodes_of(CrossEntropy)], graph
         for name in names:
             head = _head(graph, next(node for node in graph.nodes if node.name == name))
             if head is None:
@@ -192,16 +192,15 @@ def _note(graph: Graph, tile: Tile) -> str:
 
 def _means_as_sums(graph: Graph) -> Graph:
     """The graph with the means over samples that make the loss as sums, which are divided by how many there are."""
-    means = {node for node in _joins(graph) if isinstance(node.op, Reduce) and node.op.how == "mean"}
+    joins = _joins(graph)
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node not in means:
+    def replace(b: Builder, node: Node[Reduce], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node.op.how != "mean" or node not in joins:
             return None
-        assert isinstance(node.op, Reduce)
         total = reduce(b, "sum", inputs[0], node.op.axes, node.op.keepdims, node.op.wide)
         return [elementwise(b, lambda x: x * (total.type.size / inputs[0].type.size), total, name=node.name)]
 
-    return rewrite(graph, replace)
+    return rewrite(graph, replace, Reduce)
 
 
 def _joins(graph: Graph) -> list[Node]:
@@ -224,13 +223,14 @@ def _joins(graph: Graph) -> list[Node]:
 
 def _reduced(node: Node) -> Sequence[int]:
     """The axes of a sum or a mean."""
-    return node.op.axes if isinstance(node.op, Reduce) and node.op.how in ("sum", "mean") else ()
+    found = node.of(Reduce)
+    return found.op.axes if found and found.op.how in ("sum", "mean") else ()
 
 
 def _head(graph: Graph, entropy: Node) -> tuple[list[Node], Node] | None:
     """The nodes from the product that makes logits to the sum of their cross-entropies, if nobody else reads any."""
     found = [entropy]
-    while not isinstance(found[0].op, MatMul):
+    while not found[0].of(MatMul):
         before = graph.producer.get(found[0].inputs[0])
         if before is None or len(graph.readers[before.outputs[0]]) > 1 or before.outputs[0] in graph.returned:
             return None
