@@ -13,7 +13,7 @@ from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
 from foreplan.passes.base import Pass
 from foreplan.passes.quantised_weights import schemes, without_weights
-from foreplan.passes.rewrite import rewrite, with_values
+from foreplan.passes.rewrite import rewrite_ops, with_values
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
 
@@ -98,4 +98,4 @@ def frozen(graph: Graph) -> Graph:
 
 def in_inference(graph: Graph) -> Graph:
     """A model that computes in training what it computes in inference."""
-    return FreezeStatistics(everywhere=True)(rewrite(graph, lambda b, node, inputs: inputs[:1], Dropout, ByMode))
+    return FreezeStatistics(everywhere=True)(rewrite_ops(graph, lambda b, node, inputs: inputs[:1], Dropout, ByMode))

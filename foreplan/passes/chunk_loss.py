@@ -159,7 +159,7 @@ def _logits(
         if node.of(Reshape) or ((cut := node.of(Slice)) and cut.op.steps[-1] == 1):
             views.insert(0, node)
             value = node.inputs[0]
-        elif (sum := node.of(Map)) and (added := _added_vector(sum)) and bias is None:
+        elif (map := node.of(Map)) and (added := _added_vector(map)) and bias is None:
             value, bias = added
         else:
             return None

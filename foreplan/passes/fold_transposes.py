@@ -9,7 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Transpose
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FoldTransposes(Pass, requires=("forward", "plain ops"), ensures=("forward"
             made.update(zip(node.outputs, outputs))
             return outputs
 
-        return rewrite(graph, rewritten, MatMul)
+        return rewrite_ops(graph, rewritten, MatMul)
 
 
 fold_transposes = FoldTransposes()

@@ -15,7 +15,7 @@ from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 Make = Callable[[], Value]  # adds the nodes that compute a value behind the loop
 
@@ -59,7 +59,7 @@ class HoistSums(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
             as_before = found[: len(node.op.results)] + found[len(op.results) :]
             return [summed.get(i, value) for i, value in enumerate(as_before)]
 
-        return rewrite(graph, behind, Loop) if graph.nodes_of(Loop) else graph
+        return rewrite_ops(graph, behind, Loop) if graph.nodes_of(Loop) else graph
 
 
 hoist_sums = HoistSums()

@@ -10,7 +10,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.ir import live_nodes
 from foreplan.ops.loop import Loop
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class WriteOutLoops(Pass, requires=("forward",), ensures=("forward", "no loops")
             return node.op.decompose(b, inputs)
 
         while graph.nodes_of(Loop):  # a body may hold another loop
-            graph = rewrite(graph, replace, Loop)
+            graph = rewrite_ops(graph, replace, Loop)
         return graph
 
 
@@ -48,7 +48,7 @@ class TrimLoops(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
         def replace(b: Builder, node: Node[Loop], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
             return _trimmed(b, node, inputs, [value in read for value in node.outputs])
 
-        return rewrite(graph, replace, Loop) if graph.nodes_of(Loop) else graph
+        return rewrite_ops(graph, replace, Loop) if graph.nodes_of(Loop) else graph
 
 
 trim_loops = TrimLoops()

@@ -28,12 +28,15 @@ class PackAttention(Pass, requires=("plain ops",), ensures=("plain ops", "live")
     """
 
     def _run(self, graph: Graph) -> Graph:
-        packed = {node: found for node in graph.nodes_of(Concat) if (found := _packed(graph, node)) is not None}
+        packed: dict[Node, tuple[Node[AttentionGrad], Value]] = {}
+        for join in graph.nodes_of(Concat):
+            if (found := _packed(graph, join)) is not None:
+                packed[join] = found
         if not packed:
             return graph
         now: dict[Value, Value] = {}
 
-        def replace(b: Builder, node: Node[Concat], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
             now.update(zip(node.inputs, inputs))
             if node not in packed:
                 return None

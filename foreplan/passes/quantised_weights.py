@@ -16,7 +16,7 @@ from foreplan.ops.fake_quantised import fake_quantised, range_of
 from foreplan.ops.map import convert
 from foreplan.ops.marks import Quantised
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import builder_for, rewrite
+from foreplan.passes.rewrite import builder_for, rewrite_ops
 
 _MOST_BYTES = 1 << 26  # of scales and zero points
 
@@ -133,7 +133,7 @@ def without_weights(graph: Graph, names: Sequence[str]) -> Graph:
     def unmarked(b: Builder, node: Node[Quantised], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs[:1] if node.inputs[1].name in names else None
 
-    return rewrite(graph, unmarked, Quantised) if names else graph
+    return rewrite_ops(graph, unmarked, Quantised) if names else graph
 
 
 def _read(graph: Graph, found: Mapping[Value, Scheme]) -> list[Node]:

@@ -10,7 +10,7 @@ from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, Value
 from foreplan.graph.op import Some, Types
 
 Group = TypeVar("Group")
-Replace = Callable[[Builder, Node[Some], tuple[Value, ...]], Sequence[Value] | None]
+Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
 Accepts = Callable[[Op, Types, Types], bool]  # whether a target has a kernel for an op of such inputs and outputs
 
 
@@ -26,8 +26,8 @@ def builder_for(graph: Graph) -> GraphBuilder:
 
 def rewrite(
     graph: Graph,
-    replace: Replace[Some],
-    *ops: type[Some],
+    replace: Replace,
+    *,
     updates: Mapping[Value, Value] | None = None,
     finish: Callable[[Builder], None] | None = None,
 ) -> Graph:
@@ -38,7 +38,6 @@ def rewrite(
         graph: what to copy.
         replace: called with the new graph's builder, each node and its new inputs; returns the values that take the
             place of the node's outputs (new names are made), or None to copy the node as it is.
-        ops: `replace` is asked for nodes of these ops alone; of all, where none is named.
         updates: further updates, in terms of values of the new graph (the mapping may be filled by `replace`).
         finish: called with the builder when all nodes are there, to add what stands at the end.
 
@@ -53,8 +52,7 @@ def rewrite(
         inputs = tuple(now.get(value, value) for value in node.inputs)
         b.source, b.scope = node.source, ""
         b.kind = node.outputs[0].kind
-        asked = node.of(*ops or (Op,))
-        outputs = None if asked is None else replace(b, asked, inputs)
+        outputs = replace(b, node, inputs)
         if outputs is None:
             same = inputs == node.inputs
             kept = same or [value.type for value in inputs] == [value.type for value in node.inputs]
@@ -76,6 +74,20 @@ def rewrite(
         {name: new(value) for name, value in graph.gradients.items()},
     )
     return graph if _parts(made) == _parts(graph) else made
+
+
+def rewrite_ops(
+    graph: Graph,
+    replace: Callable[[Builder, Node[Some], tuple[Value, ...]], Sequence[Value] | None],
+    *ops: type[Some],
+) -> Graph:
+    """`rewrite`, with `replace` called for the nodes of these ops alone; all others are copied."""
+
+    def asked(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        found = node.of(*ops)
+        return None if found is None else replace(b, found, inputs)
+
+    return rewrite(graph, asked)
 
 
 def _parts(graph: Graph) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import ByMode, Mark
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite, rewrite_ops
 
 
 class _Training:
@@ -59,7 +59,7 @@ class WithoutMarks(Pass, requires=("plain ops",), ensures=("no marks",)):
     def _run(self, graph: Graph) -> Graph:
         if not graph.nodes_of(Mark, CustomGradient):
             return graph
-        passed = rewrite(graph, lambda b, node, inputs: inputs[: len(node.outputs)], Mark, CustomGradient)
+        passed = rewrite_ops(graph, lambda b, node, inputs: inputs[: len(node.outputs)], Mark, CustomGradient)
         return _without_idle_updates(passed)
 
 
@@ -76,7 +76,7 @@ def of_mode(graph: Graph, training: bool) -> Graph:
     """The graph without what it computes in the other mode alone, so that this takes no training form."""
     if not graph.nodes_of(ByMode):
         return graph
-    return rewrite(graph, lambda b, node, inputs: inputs[training : training + 1], ByMode)
+    return rewrite_ops(graph, lambda b, node, inputs: inputs[training : training + 1], ByMode)
 
 
 @dataclass(frozen=True)

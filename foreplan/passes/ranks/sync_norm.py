@@ -9,7 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,4 @@ class SyncBatchNorm(Pass, requires=("forward", "training form"), ensures=("forwa
         def replace(b: Builder, node: Node[BatchNormTrain], inputs: tuple[Value, ...]) -> Sequence[Value]:
             return b.node(BatchNormSync(node.op.epsilon, self.ranks), *inputs, name=node.name)
 
-        return rewrite(graph, replace, BatchNormTrain)
+        return rewrite_ops(graph, replace, BatchNormTrain)

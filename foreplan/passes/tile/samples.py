@@ -27,7 +27,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.pullback import depending
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 from foreplan.passes.tile.search import bytes_made, ranges, sums_of_parts, tile_up_to
 from foreplan.passes.tile.tile import Tile, tiled
 
@@ -200,7 +200,7 @@ def _means_as_sums(graph: Graph) -> Graph:
         total = reduce(b, "sum", inputs[0], node.op.axes, node.op.keepdims, node.op.wide)
         return [elementwise(b, lambda x: x * (total.type.size / inputs[0].type.size), total, name=node.name)]
 
-    return rewrite(graph, replace, Reduce)
+    return rewrite_ops(graph, replace, Reduce)
 
 
 def _joins(graph: Graph) -> list[Node]:
