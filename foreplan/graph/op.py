@@ -208,8 +208,8 @@ class Op:
         return op_text(self)
 
 
-Some = TypeVar("Some", bound=Op)
-if TYPE_CHECKING:
+Asked = TypeVar("Asked", bound=Op)  # the type of op that nodes are asked for
+if TYPE_CHECKING:  # the default lets a plain `Node` stand for a node of any op
     from typing_extensions import TypeVar as WithDefault
 
     OpT = WithDefault("OpT", bound=Op, covariant=True, default=Op)
@@ -232,7 +232,7 @@ class Node(Generic[OpT]):
     name: str
     source: str = ""
 
-    def of(self, *ops: type[Some]) -> Node[Some] | None:
+    def of(self, *ops: type[Asked]) -> Node[Asked] | None:
         """The node itself, if it applies one of these ops; else None."""
         return self if isinstance(self.op, ops) else None  # type: ignore[return-value]
 

@@ -10,7 +10,7 @@ from typing import Generic
 from foreplan.graph import DType, Initializer, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat
-from foreplan.graph.op import OpT, Some
+from foreplan.graph.op import Asked, OpT
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.value import Kind
 from foreplan.lower.target import DeviceProfile
@@ -106,7 +106,7 @@ class Call(Generic[OpT]):
     source: str = ""
     payload: bytes = field(default=b"", repr=False)
 
-    def of(self, *ops: type[Some]) -> Call[Some] | None:
+    def of(self, *ops: type[Asked]) -> Call[Asked] | None:
         """The call itself, if it is of one of these ops; else None."""
         return self if isinstance(self.op, ops) else None  # type: ignore[return-value]
 
@@ -186,7 +186,7 @@ class Program(Problem):
         own = totals(self, [[step.action for step in plan.steps]])[0]
         return own if self.base is None else replace(own, base_flops=self.base[0], base_nanoseconds=self.base[1])
 
-    def calls_of(self, *ops: type[Some]) -> tuple[Call[Some], ...]:
+    def calls_of(self, *ops: type[Asked]) -> tuple[Call[Asked], ...]:
         """The calls of these ops, in the order of actions."""
         return tuple(found for call in self.calls if (found := call.of(*ops)) is not None)
 

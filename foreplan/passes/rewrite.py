@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, Value
-from foreplan.graph.op import Some, Types
+from foreplan.graph.op import Asked, Types
 
 Group = TypeVar("Group")
 Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
@@ -78,8 +78,8 @@ def rewrite(
 
 def rewrite_ops(
     graph: Graph,
-    replace: Callable[[Builder, Node[Some], tuple[Value, ...]], Sequence[Value] | None],
-    *ops: type[Some],
+    replace: Callable[[Builder, Node[Asked], tuple[Value, ...]], Sequence[Value] | None],
+    *ops: type[Asked],
 ) -> Graph:
     """`rewrite`, with `replace` called for the nodes of these ops alone; all others are copied."""
 
