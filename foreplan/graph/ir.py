@@ -78,7 +78,7 @@ class Graph:
 
     def nodes_of(self, *ops: type[Asked]) -> tuple[Node[Asked], ...]:
         """The nodes that apply one of these ops, in order."""
-        return tuple(found for node in self.nodes if (found := node.of(*ops)) is not None)
+        return tuple(node for node in self.nodes if isinstance(node.op, ops))  # type: ignore[misc]
 
     def made_by(self, value: Value, *ops: type[Asked]) -> Node[Asked] | None:
         """The node that computes a value, if it applies one of these ops; None: another does, or nothing."""

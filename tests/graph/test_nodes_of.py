@@ -70,7 +70,7 @@ def test_whether_a_map_is_a_sum() -> None:
 def test_a_rewrite_of_some_ops_copies_all_others() -> None:
     graph, _ = graph_and_values()
     asked: list[str] = []
-    same = rewrite_ops(graph, lambda b, node, inputs: asked.append(node.name), Map, Transpose)  # type: ignore[func-returns-value]
+    same = rewrite_ops(graph, lambda b, node, inputs: asked.append(node.name), Map, Transpose)
     assert same is graph and asked == ["t", "y", "z"]
     passed = rewrite_ops(graph, lambda b, node, inputs: inputs[:1], Map)
     assert names(passed.nodes) == ["t", "r", "p"] and {value.name for value in passed.outputs.values()} == {"p"}
