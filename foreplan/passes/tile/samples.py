@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from foreplan.base.units import format_bytes
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES
 from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import elementwise
@@ -236,8 +236,8 @@ def _head(graph: Graph, entropy: Node) -> tuple[list[Node], Node] | None:
             return None
         found.insert(0, before)
     while not _reduced(found[-1]):
-        readers = graph.readers[found[-1].outputs[0]]
-        if len(readers) != 1 or found[-1].outputs[0] in graph.returned:
+        reader = graph.only_reader(found[-1].outputs[0], Op)
+        if reader is None:
             return None
-        found += readers
+        found.append(reader)
     return found, entropy
