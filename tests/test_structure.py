@@ -36,16 +36,16 @@ ALLOWED = {
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
     "export": {"graph", "ops", "frontend", "passes"},
-    "eager": {"graph", "ops", "frontend"},
     "lower": {"graph", "ops", "passes", "planner"},
+    "eager": {"graph", "ops", "frontend", "lower"},
     "options": {"graph", "passes", "lower"},
     "runtime": {"graph", "jit", "ops", "lower", "planner", "options", "export"},
     "models": {"graph", "ops", "frontend"},
     "views": {"graph", "ops", "eager", "lower", "planner"},
     "compiler": {
-        "graph", "ops", "frontend", "passes", "eager", "lower", "options", "planner", "runtime", "views",
+        "graph", "ops", "frontend", "passes", "lower", "options", "planner", "runtime", "views",
     },
-    "fit": {"graph", "lower", "options", "planner", "views", "compiler"},
+    "fit": {"graph", "passes", "eager", "lower", "options", "planner", "views", "compiler"},
     "onnx_backend": {"graph", "frontend", "lower", "runtime", "compiler"},
     "calibration": {"graph", "frontend", "models", "passes", "lower", "runtime", "compiler"},
     "cuda": set(),
@@ -54,7 +54,7 @@ BASE = {"base", "version"}
 # What is found by its name: packages' own modules, engines, a user's function; and what LATE lists.
 FOUND_BY_NAME = {f"{folder}__init__.py" for folder in ("", "ops/", "frontend/", "frontend/onnx/ops/")}
 FOUND_BY_NAME |= {"frontend/torch/table.py", "lower/targets.py", "cli/factory.py", "base/late.py"}
-LATE = {"foreplan.fit.explanation:explain"} | {
+LATE = {"foreplan.fit.explanation:explain", "foreplan.fit.beside_pytorch:beside_pytorch"} | {
     f"foreplan.compiler.evaluating:{name}" for name in ("evaluation_for", "evaluation_of", "step_of")
 }
 ONLY_IN = {

@@ -143,7 +143,7 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
             "--shapes out"
         )
     from foreplan.cli.model import loss_by_default
-    from foreplan.compiler.at_hand import eager_memory
+    from foreplan.eager.at_hand import eager_memory
     from foreplan.views.eager_comparison import Beside
 
     options = compiled.options

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.base.arguments import flag, instance, path_of
-from foreplan.base.errors import UsageError
 from foreplan.base.late import late
 from foreplan.base.units import format_bytes
 from foreplan.graph import Graph
@@ -283,37 +282,8 @@ class Compiled:
             UsageError: no such option; or this is a plan file, for several ranks, or in fp16.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
-        from foreplan.compiler.at_hand import workspaces_on
-        from foreplan.eager import Variant, as_pytorch
-        from foreplan.passes import ChooseTrained, FuseAttention, of_mode
-        from foreplan.views.eager_comparison import Beside
-
-        chosen, options = Variant(**variant), self.options
-        if self.model is None:
-            raise UsageError(
-                "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
-            )
-        if options.precision == "fp16":
-            raise UsageError(
-                "as PyTorch, the step of a graph is counted in float32 or bf16: say one of them, or give the module "
-                "itself to fp.eager_memory"
-            )
-        if options.ranks > 1 and (chosen.parallel != "ddp" or options.shard != "none" or options.tensor > 1):
-            raise UsageError(
-                "as PyTorch, one process is counted, or one of several within DistributedDataParallel, whose weights "
-                "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank. FSDP2 is "
-                "counted of a PyTorch module alone: --as fsdp2, or shard= of fp.eager_memory"
-            )
-        graph = of_mode(ChooseTrained(options.selection)(self.model), training=chosen.grad != "off")
-        if chosen.attention != "eager":
-            graph = FuseAttention(least=0)(graph)
-        workspaces = workspaces_on(self.program.target, chosen)
-        cuda = workspaces is not None
-        eager = as_pytorch(
-            graph, options.loss, options.optimizer, chosen, cuda, accumulate=self.accumulate,
-            precision=options.precision, workspaces=workspaces,
-        )  # fmt: skip
-        return Beside(eager, self.program, self.plan)
+        beside: Beside = late("foreplan.fit.beside_pytorch:beside_pytorch")(self, variant)
+        return beside
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""

@@ -7,7 +7,10 @@ from typing import Any
 
 from foreplan.base.arguments import choice, flag, instance, mapping, names_in, whole
 from foreplan.base.errors import TargetError, UsageError
-from foreplan.eager import Eager, Variant, Workspaces
+from foreplan.eager.result import Eager
+from foreplan.eager.variant import Variant
+from foreplan.eager.workspace import Workspaces
+from foreplan.lower.targets import engine_info
 
 PRECISIONS = ("float32", "bf16", "fp16")
 _OF_GRAPHS = ("gradients", "results", "relu", "checkpoint", "gelu")
@@ -108,8 +111,6 @@ def workspaces_on(target: str, variant: Variant) -> Workspaces | None:
     found = Workspaces(variant.limit)
     if variant.limit == 0:
         return found
-    from foreplan.lower.targets import engine_info
-
     engine = engine_info(target)
     if not engine.on_card:
         found.missing = f"the target {target} names no card to ask it for, as cuda:h100 does"
