@@ -39,13 +39,14 @@ ALLOWED = {
     "lower": {"graph", "ops", "passes", "planner"},
     "eager": {"graph", "ops", "frontend", "lower"},
     "options": {"graph", "passes", "lower"},
+    "report": {"graph", "lower", "planner"},
     "runtime": {"graph", "jit", "ops", "lower", "planner", "options", "export"},
     "models": {"graph", "ops", "frontend"},
-    "views": {"graph", "ops", "eager", "lower", "planner"},
     "compiler": {
-        "graph", "ops", "frontend", "passes", "lower", "options", "planner", "runtime", "views",
+        "graph", "ops", "frontend", "passes", "lower", "options", "planner", "report", "runtime",
     },
-    "fit": {"graph", "passes", "eager", "lower", "options", "planner", "views", "compiler"},
+    "views": {"graph", "ops", "eager", "lower", "planner", "report"},
+    "fit": {"graph", "passes", "eager", "lower", "options", "planner", "report", "views", "compiler"},
     "onnx_backend": {"graph", "frontend", "lower", "runtime", "compiler"},
     "calibration": {"graph", "frontend", "models", "passes", "lower", "runtime", "compiler"},
     "cuda": set(),
@@ -54,9 +55,9 @@ BASE = {"base", "version"}
 # What is found by its name: packages' own modules, engines, a user's function; and what LATE lists.
 FOUND_BY_NAME = {f"{folder}__init__.py" for folder in ("", "ops/", "frontend/", "frontend/onnx/ops/")}
 FOUND_BY_NAME |= {"frontend/torch/table.py", "lower/targets.py", "cli/factory.py", "base/late.py"}
-LATE = {"foreplan.fit.explanation:explain", "foreplan.fit.beside_pytorch:beside_pytorch"} | {
-    f"foreplan.compiler.evaluating:{name}" for name in ("evaluation_for", "evaluation_of", "step_of")
-}
+LATE = {"foreplan.fit.explanation:explain", "foreplan.fit.beside_pytorch:beside_pytorch"}
+LATE |= {f"foreplan.compiler.evaluating:{name}" for name in ("evaluation_for", "evaluation_of", "step_of")}
+LATE |= {"foreplan.views.formats:write_view", "foreplan.views.picture:notebook_html"}
 ONLY_IN = {
     # The importer; models and plans as files; the backend for the onnx package.
     "onnx": ("frontend", "export", "views", "onnx_backend"),

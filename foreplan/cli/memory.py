@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
     from foreplan.fit.remedies import Remedy
-    from foreplan.views.eager_comparison import Beside
-    from foreplan.views.verdict import Verdict
+    from foreplan.report.beside import Beside
+    from foreplan.report.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 

@@ -20,14 +20,14 @@ from foreplan.planner import Plan, Totals, verify
 
 if TYPE_CHECKING:
     from foreplan.lower.outside import Use
+    from foreplan.report.beside import Beside
+    from foreplan.report.explanation import Explanation, Rebuild
+    from foreplan.report.memory import Memory
+    from foreplan.report.verdict import Verdict
+    from foreplan.report.weights import Weights
     from foreplan.runtime.beside import Evaluation, Metrics
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
-    from foreplan.views.eager_comparison import Beside
-    from foreplan.views.explanation import Explanation, Rebuild
-    from foreplan.views.memory import Memory
-    from foreplan.views.verdict import Verdict
-    from foreplan.views.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Compiled:
         Raises:
             TargetError: what the user has measured outside arenas cannot be read.
         """
-        from foreplan.views.memory import Memory
+        from foreplan.report.memory import Memory
 
         return Memory.of(*self.highest, self._part, self._use)
 
     @property
     def weights(self) -> Weights:
         """The model's tensors: what the step trains, what it leaves as it is, and why."""
-        from foreplan.views.weights import Weights
+        from foreplan.report.weights import Weights
 
         return Weights.of(self.program.tensors if self.graph is None else self.graph.stored)
 
@@ -129,7 +129,7 @@ class Compiled:
             TargetError: what the user has measured outside arenas cannot be read.
         """
         from foreplan.lower.outside import lacking
-        from foreplan.views.verdict import Verdict
+        from foreplan.report.verdict import Verdict
 
         profile = self.program.profile
         return Verdict.of(self.memory, None if profile is None else profile.memory_bytes, lacking(self.program))
@@ -245,21 +245,20 @@ class Compiled:
             UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
                 not installed.
         """
-        from foreplan.views.formats import write_view
-        from foreplan.views.peak_words import peak_words
-        from foreplan.views.timeline import Timeline
+        from foreplan.report.peak_words import peak_words
+        from foreplan.report.timeline import Timeline
 
         if over is not None:
             instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
         other = None if over is None else over.memory
         notes = (*peak_words(self.memory, Timeline.of(*self.highest)), *self.highest[0].notes)
-        write_view(path_of("view", path), self.memory, self._title, other, notes, format)
+        write = late("foreplan.views.formats:write_view")
+        write(path_of("view", path), self.memory, self._title, other, notes, format)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the key numbers, and a small memory map."""
-        from foreplan.views.picture import notebook_html
-
-        return notebook_html(self.memory, self._title)
+        drawn: str = late("foreplan.views.picture:notebook_html")(self.memory, self._title)
+        return drawn
 
     def explain(self, rebuild: Rebuild | None = None) -> Explanation:
         """Why the step needs the memory that it needs, and what each change would bring; print it. Every figure is
