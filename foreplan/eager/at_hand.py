@@ -10,7 +10,6 @@ from foreplan.base.errors import TargetError, UsageError
 from foreplan.eager.result import Eager
 from foreplan.eager.variant import Variant
 from foreplan.eager.workspace import Workspaces
-from foreplan.lower.targets import engine_info
 
 PRECISIONS = ("float32", "bf16", "fp16")
 _OF_GRAPHS = ("gradients", "results", "relu", "checkpoint", "gelu")
@@ -111,6 +110,8 @@ def workspaces_on(target: str, variant: Variant) -> Workspaces | None:
     found = Workspaces(variant.limit)
     if variant.limit == 0:
         return found
+    from foreplan.lower.targets import engine_info
+
     engine = engine_info(target)
     if not engine.on_card:
         found.missing = f"the target {target} names no card to ask it for, as cuda:h100 does"
