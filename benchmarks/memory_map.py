@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import ROOT, put
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 from foreplan.views.memory_map import map_html
 from tests.views.browser import Screen, browser
 from tests.views.large import large

@@ -45,7 +45,7 @@ PAGES = {
     "errors": ("foreplan.errors", "foreplan.base.errors", "Every error that is raised for a person to read."),
 }
 SESSION = ("foreplan.compiler.compiled:Compiled", "foreplan.runtime.session:Session", "foreplan.runtime.result:Result")
-SESSION += ("foreplan.graph:Graph", "foreplan.views.memory:Memory")
+SESSION += ("foreplan.graph:Graph", "foreplan.report.memory:Memory")
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|References):")
 WITH_METHODS = ("session", "planner")
 WIDE = 100  # letters of a signature in one line

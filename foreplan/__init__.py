@@ -35,11 +35,11 @@ from foreplan.version import VERSION
 if TYPE_CHECKING:
     from foreplan import models, planner
     from foreplan.compiler.api import compile, differentiate, evaluation, inference, micro_batches
-    from foreplan.compiler.at_hand import eager_memory
     from foreplan.compiler.compiled import Compiled, load_plan
     from foreplan.compiler.modules import from_torch
     from foreplan.compiler.planning import plan
     from foreplan.compiler.step_graphs import lower
+    from foreplan.eager.at_hand import eager_memory
     from foreplan.frontend import from_onnx, losses, metrics, nn, scan, spec, trace
     from foreplan.frontend.nn import custom_gradient, gradient, stop_gradient, straight_through
     from foreplan.passes import optimizer as optim
@@ -53,7 +53,7 @@ _HOME = {
     "Compiled": "foreplan.compiler.compiled",
     "compile": "foreplan.compiler.api",
     "differentiate": "foreplan.compiler.api",
-    "eager_memory": "foreplan.compiler.at_hand",
+    "eager_memory": "foreplan.eager.at_hand",
     "evaluation": "foreplan.compiler.api",
     "frozen": "foreplan.passes.choose_trained",
     "inference": "foreplan.compiler.api",

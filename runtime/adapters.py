@@ -25,10 +25,10 @@ from foreplan.lower.program import Program, Slot
 from foreplan.runtime.adapter_config import Config
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
-from foreplan.runtime.ranks import ALONE, World
-from foreplan.runtime.ranks.digests import Digests
-from foreplan.runtime.ranks.first_rank import first_alone
-from foreplan.runtime.ranks.stages import of_all_stages, stages_of
+from foreplan.runtime.world import ALONE, World
+from foreplan.runtime.world.digests import Digests
+from foreplan.runtime.world.first_rank import first_alone
+from foreplan.runtime.world.stages import of_all_stages, stages_of
 from foreplan.runtime.tensor_files import TensorFile, open_tensors
 
 PREFIX = "base_model.model."

@@ -12,9 +12,9 @@ from foreplan.base.errors import SessionError
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
 from foreplan.runtime.engine import Place
-from foreplan.runtime.ranks import ALONE, World
-from foreplan.runtime.ranks.places import own_parts
-from foreplan.runtime.ranks.stages import stages_of
+from foreplan.runtime.world import ALONE, World
+from foreplan.runtime.world.places import own_parts
+from foreplan.runtime.world.stages import stages_of
 from foreplan.runtime.turn import Turn
 
 

@@ -13,8 +13,8 @@ from foreplan.runtime.check import Poison
 from foreplan.runtime.engine import At, Engine, Memory, Watch
 from foreplan.runtime.inputs import default_of
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks import ALONE, current
-from foreplan.runtime.ranks.places import place_of
+from foreplan.runtime.world import ALONE, world_here
+from foreplan.runtime.world.places import place_of
 
 
 class BoundProgram:
@@ -34,7 +34,7 @@ class BoundProgram:
         self.bound = engine.bind(program, plan, regions)
         starts, ends = dict(plan.starts), dict(plan.ends)
         self._inputs = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.inputs}
-        world = current() if program.ranks > 1 else ALONE
+        world = world_here() if program.ranks > 1 else ALONE
         self.stored = {
             s.name: place_of(self.bound, program, s, starts[s.operand.value], world) for s in program.tensors
         }

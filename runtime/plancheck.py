@@ -9,7 +9,7 @@ from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, ta
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.lower.target import named
 from foreplan.planner import Action, Plan, check_problem
-from foreplan.runtime.ranks.check import check_exchanges
+from foreplan.runtime.world.check import check_exchanges
 from foreplan.runtime.slotcheck import check_slots
 
 

@@ -25,11 +25,11 @@ from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.inputs import check_inputs, empty, micro_batch, smaller
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
-from foreplan.runtime.ranks.agreement import together
-from foreplan.runtime.ranks.digests import Digests
-from foreplan.runtime.ranks.same_step import check_alike
-from foreplan.runtime.ranks.stages import held_by_stages, stages_of
-from foreplan.runtime.ranks.steps import StepNotes
+from foreplan.runtime.world.agreement import together
+from foreplan.runtime.world.digests import Digests
+from foreplan.runtime.world.same_step import check_alike
+from foreplan.runtime.world.stages import held_by_stages, stages_of
+from foreplan.runtime.world.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
 from foreplan.runtime.result import Begun, Result
 from foreplan.runtime.room import check_room, give_back

@@ -36,16 +36,17 @@ ALLOWED = {
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
     "export": {"graph", "ops", "frontend", "passes"},
-    "eager": {"graph", "ops", "frontend"},
     "lower": {"graph", "ops", "passes", "planner"},
+    "eager": {"graph", "ops", "frontend", "lower"},
     "options": {"graph", "passes", "lower"},
+    "report": {"graph", "lower", "planner"},
     "runtime": {"graph", "jit", "ops", "lower", "planner", "options", "export"},
     "models": {"graph", "ops", "frontend"},
-    "views": {"graph", "ops", "eager", "lower", "planner"},
     "compiler": {
-        "graph", "ops", "frontend", "passes", "eager", "lower", "options", "planner", "runtime", "views",
+        "graph", "ops", "frontend", "passes", "lower", "options", "planner", "report", "runtime",
     },
-    "fit": {"graph", "lower", "options", "planner", "views", "compiler"},
+    "views": {"graph", "ops", "eager", "lower", "planner", "report"},
+    "fit": {"graph", "passes", "eager", "lower", "options", "planner", "report", "views", "compiler"},
     "onnx_backend": {"graph", "frontend", "lower", "runtime", "compiler"},
     "calibration": {"graph", "frontend", "models", "passes", "lower", "runtime", "compiler"},
     "cuda": set(),
@@ -54,9 +55,16 @@ BASE = {"base", "version"}
 # What is found by its name: packages' own modules, engines, a user's function; and what LATE lists.
 FOUND_BY_NAME = {f"{folder}__init__.py" for folder in ("", "ops/", "frontend/", "frontend/onnx/ops/")}
 FOUND_BY_NAME |= {"frontend/torch/table.py", "lower/targets.py", "cli/factory.py", "base/late.py"}
-LATE = {"foreplan.fit.explanation:explain"} | {
-    f"foreplan.compiler.evaluating:{name}" for name in ("evaluation_for", "evaluation_of", "step_of")
-}
+LATE = {"foreplan.fit.explanation:explain", "foreplan.fit.beside_pytorch:beside_pytorch"}
+LATE |= {f"foreplan.compiler.evaluating:{name}" for name in ("evaluation_for", "evaluation_of", "step_of")}
+LATE |= {"foreplan.views.formats:write_view", "foreplan.views.picture:notebook_html"}
+LATE |= {"foreplan.runtime.ranks.launch:current"}
+# What compiles and runs a step, and what it does without. Of the passes of ranks it has the lists of passes alone.
+CORE = ("base", "jit", "graph", "ops", "passes", "lower", "planner", "options", "report", "compiler", "runtime")
+OUTSIDE = ("foreplan.eager", "foreplan.views", "foreplan.fit", "foreplan.runtime.ranks")
+OF_RANKS = tuple(f"foreplan.passes.{name}" for name in ("ranks", "stages", "tensor"))
+KNOW_RANKS = {f"compiler/{name}.py" for name in ("pipeline", "staged", "step_graphs")}
+KNOW_RANKS |= {"options/ranks.py", "options/shared_weights.py", "passes/pipeline.py"}
 ONLY_IN = {
     # The importer; models and plans as files; the backend for the onnx package.
     "onnx": ("frontend", "export", "views", "onnx_backend"),
@@ -108,9 +116,7 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "foreplan":
-                found.update(f"foreplan.{alias.name}" for alias in node.names)
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
     return found
 
 
@@ -121,6 +127,41 @@ def test_imports_point_one_way(part: str) -> None:
             if name.startswith("foreplan."):
                 other = name.split(".")[1]
                 assert other in ALLOWED[part] | BASE | {part}, f"{file.relative_to(PACKAGE)} imports {name}"
+
+
+def within(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def test_the_core_imports_nothing_that_few_steps_need() -> None:
+    """Not even for types, or when a function is called: what it calls is listed in LATE."""
+    know = set()
+    for file in (file for part in CORE for file in python_files(part)):
+        own = ".".join(("foreplan", *file.relative_to(PACKAGE).with_suffix("").parts))
+        if not within(own, (*OUTSIDE, *OF_RANKS)):
+            place, names = file.relative_to(PACKAGE).as_posix(), imports(file)
+            assert not [name for name in names if within(name, OUTSIDE)], place
+            know |= {place} if any(within(name, OF_RANKS) for name in names) else set()
+    assert know == KNOW_RANKS
+
+
+def test_a_process_that_trains_loads_the_core_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy, foreplan as fp\n"
+        "graph = fp.models.mlp(batch=2, width=8, layers=1)\n"
+        "step = fp.compile(graph, 'cross_entropy', fp.optim.AdamW(ema=0.9), target='numpy')\n"
+        "print(step, step.memory, step.plan.as_text(step.program), step.estimate()['arena_bytes'])\n"
+        "step.save('plan')\n"
+        "session = fp.load_plan('plan').bind()\n"
+        "types = {slot.name: slot.operand.type for slot in session.program.required_inputs}\n"
+        "session.step({name: numpy.zeros(type.shape, type.dtype.numpy) for name, type in types.items()})\n"
+        "session.save('weights', ema=True)\n"
+        "session.save('state')\n"
+        "step.bind().load('state')\n"
+        f"print([name for name in sys.modules if any((name + '.').startswith(each + '.') for each in {OUTSIDE})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_no_files_import_one_another_in_a_circle() -> None:

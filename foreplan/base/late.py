@@ -7,10 +7,10 @@ from typing import Any
 
 
 def late(place: str) -> Any:
-    """A function of a module that itself imports the one that asks, found when it is called.
+    """A function of a part that the one that asks does without, found when it is called.
 
-    It serves methods for people alone, such as `Compiled.explain`, whose work is done by what compiles steps. The types
-    of what it takes and gives are declared below both. tests/test_structure.py holds every place.
+    It serves methods for people alone, such as `Compiled.explain`, and what few steps need, such as other ranks. The
+    types of what it takes and gives are declared below both. tests/test_structure.py holds every place.
 
     Args:
         place: `module:function`.

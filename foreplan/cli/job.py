@@ -72,7 +72,7 @@ def agree_on_options(world: World, files: Collection[str]) -> None:
     Raises:
         SessionError: they were not; names each option and what each rank has.
     """
-    from foreplan.runtime.ranks.agreement import agree
+    from foreplan.runtime.world.agreement import agree
 
     context, facts = click.get_current_context(), dict[str, object]()
     for parameter in context.command.params:
@@ -92,7 +92,7 @@ def read_alike(path: str, world: World) -> ArrayFile:
         UsageError: see `read_arrays`.
         SessionError: another rank cannot read it, or has another one.
     """
-    from foreplan.runtime.ranks.agreement import together
+    from foreplan.runtime.world.agreement import together
 
     with together(world, "the data") as facts:
         arrays = read_arrays(path)
@@ -108,7 +108,7 @@ def samples_alike(program: Program, arrays: ArrayFile, path: str, world: World) 
         InputError, UsageError: see there.
         SessionError: another rank cannot read them.
     """
-    from foreplan.runtime.ranks.agreement import together
+    from foreplan.runtime.world.agreement import together
 
     with together(world, "the data"):
         return samples_in(program, arrays, path)
@@ -156,7 +156,7 @@ def check_ranks(model: str, compiled: Compiled, world: World) -> None:
 
 def rank_of_job() -> int:
     """This rank, as the launcher's environment says; 0 where there is none."""
-    from foreplan.runtime.ranks.launchers import launch_of
+    from foreplan.runtime.launchers import launch_of
 
     try:
         found = launch_of(os.environ)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from foreplan.cli.settings import Settings
     from foreplan.compiler.compiled import Compiled
     from foreplan.fit.remedies import Remedy
-    from foreplan.views.eager_comparison import Beside
-    from foreplan.views.verdict import Verdict
+    from foreplan.report.beside import Beside
+    from foreplan.report.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -143,7 +143,7 @@ def _beside(model: str, settings: Settings, compiled: Compiled, variant: dict[st
             "--shapes out"
         )
     from foreplan.cli.model import loss_by_default
-    from foreplan.compiler.at_hand import eager_memory
+    from foreplan.eager.at_hand import eager_memory
     from foreplan.views.eager_comparison import Beside
 
     options = compiled.options

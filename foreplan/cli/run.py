@@ -120,7 +120,7 @@ def run(
 def _agree(arrays: ArrayFile, deadline: float | None) -> None:
     """Check that all ranks run one command on the same data."""
     from foreplan.runtime.ranks import current
-    from foreplan.runtime.ranks.agreement import together
+    from foreplan.runtime.world.agreement import together
 
     world = current(deadline)
     agree_on_options(world, ("data", "weights"))

@@ -88,7 +88,7 @@ def samples_of_stages(
     Raises:
         InputError: see `samples_in`; or stages would take different numbers of samples.
     """
-    from foreplan.runtime.ranks.agreement import together
+    from foreplan.runtime.world.agreement import together
 
     slots = program.required_inputs
     told = world.gather([slot.name for slot in slots], "what stages read")

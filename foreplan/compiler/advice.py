@@ -63,7 +63,7 @@ def of_halves(body: DoesNotFitError, update: Program | None, beside: Beside | No
 
 
 def _told(error: DoesNotFitError, problem: Problem, advice: tuple[str, ...]) -> DoesNotFitError:
-    from foreplan.views.memory import Memory, does_not_fit
+    from foreplan.report.memory import Memory, does_not_fit
 
     return DoesNotFitError(
         does_not_fit(Memory(problem, error.plan), error.needed, error.capacity, advice),

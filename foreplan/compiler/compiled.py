@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.base.arguments import flag, instance, path_of
-from foreplan.base.errors import UsageError
 from foreplan.base.late import late
 from foreplan.base.units import format_bytes
 from foreplan.graph import Graph
@@ -21,14 +20,14 @@ from foreplan.planner import Plan, Totals, verify
 
 if TYPE_CHECKING:
     from foreplan.lower.outside import Use
+    from foreplan.report.beside import Beside
+    from foreplan.report.explanation import Explanation, Rebuild
+    from foreplan.report.memory import Memory
+    from foreplan.report.verdict import Verdict
+    from foreplan.report.weights import Weights
     from foreplan.runtime.beside import Evaluation, Metrics
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
-    from foreplan.views.eager_comparison import Beside
-    from foreplan.views.explanation import Explanation, Rebuild
-    from foreplan.views.memory import Memory
-    from foreplan.views.verdict import Verdict
-    from foreplan.views.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,14 @@ class Compiled:
         Raises:
             TargetError: what the user has measured outside arenas cannot be read.
         """
-        from foreplan.views.memory import Memory
+        from foreplan.report.memory import Memory
 
         return Memory.of(*self.highest, self._part, self._use)
 
     @property
     def weights(self) -> Weights:
         """The model's tensors: what the step trains, what it leaves as it is, and why."""
-        from foreplan.views.weights import Weights
+        from foreplan.report.weights import Weights
 
         return Weights.of(self.program.tensors if self.graph is None else self.graph.stored)
 
@@ -130,7 +129,7 @@ class Compiled:
             TargetError: what the user has measured outside arenas cannot be read.
         """
         from foreplan.lower.outside import lacking
-        from foreplan.views.verdict import Verdict
+        from foreplan.report.verdict import Verdict
 
         profile = self.program.profile
         return Verdict.of(self.memory, None if profile is None else profile.memory_bytes, lacking(self.program))
@@ -246,21 +245,20 @@ class Compiled:
             UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
                 not installed.
         """
-        from foreplan.views.formats import write_view
-        from foreplan.views.peak_words import peak_words
-        from foreplan.views.timeline import Timeline
+        from foreplan.report.peak_words import peak_words
+        from foreplan.report.timeline import Timeline
 
         if over is not None:
             instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
         other = None if over is None else over.memory
         notes = (*peak_words(self.memory, Timeline.of(*self.highest)), *self.highest[0].notes)
-        write_view(path_of("view", path), self.memory, self._title, other, notes, format)
+        write = late("foreplan.views.formats:write_view")
+        write(path_of("view", path), self.memory, self._title, other, notes, format)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the key numbers, and a small memory map."""
-        from foreplan.views.picture import notebook_html
-
-        return notebook_html(self.memory, self._title)
+        drawn: str = late("foreplan.views.picture:notebook_html")(self.memory, self._title)
+        return drawn
 
     def explain(self, rebuild: Rebuild | None = None) -> Explanation:
         """Why the step needs the memory that it needs, and what each change would bring; print it. Every figure is
@@ -283,37 +281,8 @@ class Compiled:
             UsageError: no such option; or this is a plan file, for several ranks, or in fp16.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
-        from foreplan.compiler.at_hand import workspaces_on
-        from foreplan.eager import Variant, as_pytorch
-        from foreplan.passes import ChooseTrained, FuseAttention, of_mode
-        from foreplan.views.eager_comparison import Beside
-
-        chosen, options = Variant(**variant), self.options
-        if self.model is None:
-            raise UsageError(
-                "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
-            )
-        if options.precision == "fp16":
-            raise UsageError(
-                "as PyTorch, the step of a graph is counted in float32 or bf16: say one of them, or give the module "
-                "itself to fp.eager_memory"
-            )
-        if options.ranks > 1 and (chosen.parallel != "ddp" or options.shard != "none" or options.tensor > 1):
-            raise UsageError(
-                "as PyTorch, one process is counted, or one of several within DistributedDataParallel, whose weights "
-                "are whole: say --as ddp (parallel='ddp'), or leave ranks out; the batch is that of one rank. FSDP2 is "
-                "counted of a PyTorch module alone: --as fsdp2, or shard= of fp.eager_memory"
-            )
-        graph = of_mode(ChooseTrained(options.selection)(self.model), training=chosen.grad != "off")
-        if chosen.attention != "eager":
-            graph = FuseAttention(least=0)(graph)
-        workspaces = workspaces_on(self.program.target, chosen)
-        cuda = workspaces is not None
-        eager = as_pytorch(
-            graph, options.loss, options.optimizer, chosen, cuda, accumulate=self.accumulate,
-            precision=options.precision, workspaces=workspaces,
-        )  # fmt: skip
-        return Beside(eager, self.program, self.plan)
+        beside: Beside = late("foreplan.fit.beside_pytorch:beside_pytorch")(self, variant)
+        return beside
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""

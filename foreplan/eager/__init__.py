@@ -15,7 +15,8 @@ step         three steps in a row, phase by phase
 ddp          what DistributedDataParallel keeps beside a step
 result       the same for people and programs
 allocator    the caching allocator of cards, replayed
-watched/     the step of a PyTorch module at hand, run by PyTorch itself
+at_hand      the step of a PyTorch module at hand
+watched/     such a step, run by PyTorch itself
 """
 
 from foreplan.eager.result import Eager, Phase

@@ -1,1 +1,1 @@
-"""What fits a memory, what would make a step fit, and why it needs what it needs: by compiling and planning it."""
+"""What fits a memory, what would make a step fit, why it needs what it needs, and what PyTorch needs: computed."""

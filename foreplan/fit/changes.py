@@ -15,8 +15,8 @@ from foreplan.graph import Graph, Kind
 from foreplan.lower import engine_info
 from foreplan.options import Options
 from foreplan.planner import plan_curve, totals
-from foreplan.views.explanation import Change, Rebuild
-from foreplan.views.memory import Memory
+from foreplan.report.explanation import Change, Rebuild
+from foreplan.report.memory import Memory
 
 MIB = 1 << 20
 SHARES = (0.01, 0.05, 0.20)  # of predicted time, that recomputation may add

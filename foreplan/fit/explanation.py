@@ -5,9 +5,9 @@ from __future__ import annotations
 from foreplan.compiler.compiled import Compiled
 from foreplan.fit.changes import changes
 from foreplan.planner import explain as stages_of
-from foreplan.views.explanation import Explanation, Rebuild
-from foreplan.views.peak_words import largest_at_peak
-from foreplan.views.timeline import Timeline
+from foreplan.report.explanation import Explanation, Rebuild
+from foreplan.report.peak_words import largest_at_peak
+from foreplan.report.timeline import Timeline
 
 
 def explain(step: Compiled, rebuild: Rebuild | None = None) -> Explanation:

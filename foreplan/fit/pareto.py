@@ -14,7 +14,7 @@ from foreplan.compiler.prices import DEAR, base_nanoseconds
 from foreplan.lower.outside import beside
 from foreplan.lower.program import Program
 from foreplan.planner import Curve, Plan, Problem, plan_curve, totals
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added time are always points
 APART = 0.96  # other points are at least this much lower than the one before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,6 @@ from foreplan.lower.program import Program
 from foreplan.lower.target import DeviceProfile
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.point_to_point import BeginReceive, BeginSend
-from foreplan.passes.ranks import Beside
 from foreplan.planner import Plan
 
 # Of exchanges by name, the collective whose traffic is the same. Each rank sends another piece to each, as rings do.
@@ -109,7 +109,7 @@ def cluster_for(op: Begin, links: str, profile: DeviceProfile) -> Cluster:
     return cluster_from(links, profile, op.ranks * op.stride).group(op.stride)
 
 
-def goes_on_beside(links: str, profile: DeviceProfile) -> Beside:
+def goes_on_beside(links: str, profile: DeviceProfile) -> Callable[[Begin], bool]:
     """Whether an exchange goes on while a device computes: not where processors of the ranks move the bytes."""
     return lambda op: not cluster_for(op, links, profile).by_processor
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from foreplan.graph import Graph, Node
 from foreplan.ops.collective import Begin, Finish
-from foreplan.passes.ranks import Beside
 
 
-def gathered_in_place(graph: Graph, beside: Beside) -> Graph:
+def gathered_in_place(graph: Graph, beside: Callable[[Begin], bool]) -> Graph:
     """The graph in which the next content of a stored value arrives in the place of the old one, by an action that
     begins and waits at once. What waits later needs a place of its own beside that, and a copy.
 

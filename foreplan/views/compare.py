@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foreplan.base.units import format_bytes
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 from foreplan.views.read_snapshot import Recorded
 
 _LARGEST = 10

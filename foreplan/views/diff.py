@@ -9,7 +9,7 @@ from typing import Any
 from foreplan.base.units import format_bytes, format_count
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem
-from foreplan.views.memory import Memory, peak_text
+from foreplan.report.memory import Memory, peak_text
 
 _MOST = 15  # buffers that are listed of a kind
 

@@ -12,9 +12,9 @@ from foreplan.base.units import format_bytes
 from foreplan.graph import Graph, Node, Value
 from foreplan.graph.digraph import networkx_here
 from foreplan.planner.problem import Role
+from foreplan.report.memory import Memory, printable
 from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted, write_dot
 from foreplan.views.flow import Flow
-from foreplan.views.memory import Memory, printable
 
 if TYPE_CHECKING:
     import networkx

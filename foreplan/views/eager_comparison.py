@@ -12,7 +12,7 @@ from foreplan.eager.result import Row, json_of, remarks_of, rows_of, table_of
 from foreplan.lower.program import Program
 from foreplan.planner import Plan
 from foreplan.planner.problem import Role
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from foreplan.planner.report import buffers
-from foreplan.views.memory import Memory, printable, types_of
-from foreplan.views.timeline import Timeline
+from foreplan.report.memory import Memory, printable, types_of
+from foreplan.report.timeline import Timeline
 
 if TYPE_CHECKING:
     from foreplan.graph import TensorType

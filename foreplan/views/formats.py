@@ -10,8 +10,8 @@ from foreplan.base.arguments import choice
 from foreplan.base.errors import UsageError
 from foreplan.base.files import check_writable, write_atomically
 from foreplan.base.units import listed
+from foreplan.report.memory import Memory
 from foreplan.views.digraph import graphml_text, plan_digraph, plan_dot_text
-from foreplan.views.memory import Memory
 from foreplan.views.memory_map import map_html
 from foreplan.views.picture import svg_text
 from foreplan.views.plan_onnx import plan_onnx

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from foreplan.base.units import format_bytes
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 from foreplan.views.memory_map_data import map_data
 
 _MEANINGS = {

@@ -21,8 +21,8 @@ import numpy as np
 from foreplan.base.units import align_up, format_bytes
 from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.problem import Category
-from foreplan.views.memory import Memory, on_card
-from foreplan.views.timeline import Phase, Timeline, aligned
+from foreplan.report.memory import Memory, on_card
+from foreplan.report.timeline import Phase, Timeline, aligned
 
 _TYPES = (("u1", 0, 2**8), ("u2", 0, 2**16), ("u4", 0, 2**32), ("i4", -(2**31), 2**31))
 _PARTS = re.compile(r"(?<=[^./])(?=[./])")

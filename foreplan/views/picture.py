@@ -9,10 +9,10 @@ import numpy as np
 
 from foreplan.base.units import format_bytes
 from foreplan.planner.problem import Category
-from foreplan.views.memory import Memory, NamedBuffer, peak_text, printable
+from foreplan.report.memory import Memory, NamedBuffer, peak_text, printable
+from foreplan.report.timeline import Phase, Timeline
 from foreplan.views.memory_map import key_figures
 from foreplan.views.memory_map_data import stack
-from foreplan.views.timeline import Phase, Timeline
 
 COLOURS = {
     Category.PARAMETERS: "#3f78b5",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from foreplan.report.memory import Memory, printable
 from foreplan.version import VERSION
 from foreplan.views.flow import Content, Flow
-from foreplan.views.memory import Memory, printable
 
 if TYPE_CHECKING:
     import onnx

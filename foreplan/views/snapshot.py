@@ -15,9 +15,9 @@ from typing import Any
 
 from foreplan.eager import Eager
 from foreplan.eager.allocator import Block, CachingAllocator
+from foreplan.report.memory import Memory, NamedBuffer, printable
+from foreplan.report.timeline import Timeline
 from foreplan.version import VERSION
-from foreplan.views.memory import Memory, NamedBuffer, printable
-from foreplan.views.timeline import Timeline
 
 _BASE = 0x7F00_0000_0000
 _SPAN = 1 << 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from foreplan.views.memory import Memory, printable
-from foreplan.views.timeline import Timeline
+from foreplan.report.memory import Memory, printable
+from foreplan.report.timeline import Timeline
 
 COLUMNS = (
     "id", "name", "shape", "category", "region", "offset", "size", "lower", "upper", "begin_ns", "end_ns", "value",

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from foreplan.base.patterns import scopes_of
+from foreplan.report.memory import Memory, printable
+from foreplan.report.timeline import Timeline
 from foreplan.version import VERSION
-from foreplan.views.memory import Memory, printable
-from foreplan.views.timeline import Timeline
 
 _PROCESS = {"pid": 1}
 _INSTRUCTIONS, _MODULES = 2, 3  # viewers take a thread with the number of its process for the main one

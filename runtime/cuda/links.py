@@ -10,9 +10,9 @@ from foreplan.ops.point_to_point import RECEIVE, SEND, BeginMessage, BeginSend
 from foreplan.runtime.cuda.launch import Address, Await, Exchange
 from foreplan.runtime.cuda.libraries.driver import Card
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks import World, current
-from foreplan.runtime.ranks.nccl import Link, Way, communicator, ways
-from foreplan.runtime.ranks.stages import stages_of
+from foreplan.runtime.world import World, world_here
+from foreplan.runtime.cuda.libraries.nccl import Link, Way, communicator, ways
+from foreplan.runtime.world.stages import stages_of
 
 
 class Links:
@@ -24,7 +24,7 @@ class Links:
 
     def __init__(self, card: Card, program: Program) -> None:
         self.card, self.program = card, program
-        self.world: World = current()
+        self.world: World = world_here()
         self._ways: Mapping[Way, Link] | None = None  # to other stages
         self._ends: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
 
@@ -32,7 +32,7 @@ class Links:
         """One instruction as a call. Those of a plan are bound in their order.
 
         Raises:
-            TargetError: see `foreplan.runtime.ranks.nccl`.
+            TargetError: see `foreplan.runtime.cuda.libraries.nccl`.
         """
         target = where(instruction.target)
         if isinstance(instruction, Await):

@@ -20,7 +20,7 @@ from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
-from foreplan.runtime.ranks.bind import Exchanges, with_polls
+from foreplan.runtime.world.bind import Exchanges, with_polls
 from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
 
 ALIGNMENT = 64

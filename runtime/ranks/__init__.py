@@ -1,6 +1,6 @@
-"""The ranks of a job: who they are, and what moves bytes between them."""
+"""The ranks of a job: how a process finds them, and what moves bytes between them on the host."""
 
 from foreplan.runtime.ranks.launch import current, using
-from foreplan.runtime.ranks.world import ALONE, Alone, World
+from foreplan.runtime.world.world import ALONE, Alone, World
 
 __all__ = ["ALONE", "Alone", "World", "current", "using"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.deadlines import DEADLINE, STOPPED, Look, RankProcess, late, lost
-from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
+from foreplan.runtime.world.world import Told, comes_true, gathered, place_in_group
 
 _LONG = 0.5  # seconds after which a rank that waits says so
 _SETTLED = 0.1  # seconds in which the library's threads have let go of arrays; this one leaves them Python's lock

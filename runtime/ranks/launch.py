@@ -17,8 +17,8 @@ from foreplan.base.arguments import number_in
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.base.units import format_seconds
 from foreplan.runtime.ranks.deadlines import DEADLINE, WAY_OUT
-from foreplan.runtime.ranks.launchers import TORCHRUN, Launch, launch_of
-from foreplan.runtime.ranks.world import ALONE, World
+from foreplan.runtime.launchers import TORCHRUN, Launch, launch_of
+from foreplan.runtime.world.world import ALONE, World
 
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do
 STARTING = 50.0  # seconds in which processes of one machine start, where no deadline is said

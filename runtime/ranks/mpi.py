@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks.deadlines import DEADLINE, Look, RankProcess, late, lost
-from foreplan.runtime.ranks.world import Told, comes_true, gathered, place_in_group
+from foreplan.runtime.world.world import Told, comes_true, gathered, place_in_group
 
 _NOTE = 1  # the tag of what ranks tell one another while they wait
 _SOON = 0.1  # seconds, after which a rank that waits no longer asks all the time,

@@ -9,7 +9,7 @@ import numpy as np
 
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.world import World
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import pytest
 import foreplan as fp
 from foreplan.base.errors import UsageError
 from foreplan.planner import totals
-from foreplan.views.explanation import Change, Explanation
-from foreplan.views.timeline import Phase
+from foreplan.report.explanation import Change, Explanation
+from foreplan.report.timeline import Phase
 from tests.cli.shell import answer, foreplan
 from tests.profile import pick
 

@@ -15,11 +15,11 @@ from foreplan.base.units import as_size, in_common, parse_bytes
 from foreplan.fit import trials
 from foreplan.fit.fitting import batch_of
 from foreplan.fit.remedies import remedies
+from foreplan.report.verdict import Verdict
 from foreplan.runtime.cuda import device as devices_module
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.outside import PAGE
 from foreplan.runtime.regions import allocated
-from foreplan.views.verdict import Verdict
 from tests.cli.shell import MODEL, answer, foreplan
 from tests.fit.card import FIXED, MIB, small_card
 

@@ -21,7 +21,7 @@ from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply, Source
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.table import OWN
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.runtime.ranks.world import comes_true
+from foreplan.runtime.world.world import comes_true
 from tests.gpu.compiled import compile_all, function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace

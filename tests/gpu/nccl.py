@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from foreplan.runtime import session
-from foreplan.runtime.cuda.libraries import driver
-from foreplan.runtime.ranks import current, nccl
-from foreplan.runtime.ranks.world import comes_true
+from foreplan.runtime.cuda.libraries import driver, nccl
+from foreplan.runtime.ranks import current
+from foreplan.runtime.world.world import comes_true
 from tests.gpu.card import LINKS, FakeCard, Transfer
 from tests.ranks.threads import Meeting, Thread, run
 

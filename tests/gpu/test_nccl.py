@@ -21,8 +21,9 @@ from foreplan.ops import collective
 from foreplan.ops.local_index import LocalIndex
 from foreplan.passes.ranks import Ranks
 from foreplan.runtime.cuda.launch import Await, Choose, Clear, Copy, Exchange, input_at, output_at, relocated
-from foreplan.runtime.ranks import ALONE, nccl
-from foreplan.runtime.ranks.nccl import communicator
+from foreplan.runtime.cuda.libraries import nccl
+from foreplan.runtime.cuda.libraries.nccl import communicator
+from foreplan.runtime.ranks import ALONE
 from tests.gpu.card import FakeCard
 from tests.gpu.check import made
 from tests.gpu.compiled import needs_gcc

@@ -113,7 +113,7 @@ def test_copies_on_the_host_count_where_the_arena_is_there() -> None:
 
 def test_nothing_is_known_of_bare_problems_and_other_targets() -> None:
     problem, plan = small()
-    assert fp.views.memory.Memory.of(problem, plan).outside == ()
+    assert fp.report.memory.Memory.of(problem, plan).outside == ()
     made = step()
     assert outside(replace(made.program, target="mine:fast"), made.plan) == ()
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from foreplan.runtime.ranks.launchers import launch_of
+from foreplan.runtime.launchers import launch_of
 
 AT = 7  # the step behind which a fault comes
 FIRST = ("full disk", "failing disk")  # faults of the rank that writes

@@ -82,7 +82,7 @@ def _parent(process: int) -> int:
 def main() -> None:
     """What a rank does."""
     from foreplan.cli import cli
-    from foreplan.runtime.ranks.launchers import launch_of
+    from foreplan.runtime.launchers import launch_of
 
     found, folder, count = launch_of(os.environ), Path(sys.argv[1]), 0
     assert found is not None

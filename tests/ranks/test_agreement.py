@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.runtime.ranks.agreement import agree, together
+from foreplan.runtime.world.agreement import agree, together
 from tests.ranks.differences import MODEL, batch_for, errors_of, stages_of, step_of
 from tests.ranks.threads import Thread, run
 
@@ -73,7 +73,7 @@ def test_steps_that_are_bound(change: str, monkeypatch: pytest.MonkeyPatch) -> N
     elif change == "model":
         steps[1] = replace(steps[1], program=replace(steps[1].program, model="another"))
     else:
-        from foreplan.runtime.ranks import same_step
+        from foreplan.runtime.world import same_step
 
         versions = iter([{"numpy": "2.0"}, {"numpy": "2.4"}])
         monkeypatch.setattr(same_step, "versions_here", lambda: next(versions))

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foreplan.base.errors import TargetError
-from foreplan.runtime.ranks.launchers import Launch, launch_of
+from foreplan.runtime.launchers import Launch, launch_of
 
 Environment = dict[str, str]
 

@@ -21,7 +21,7 @@ from foreplan.lower.exchanges import Exchanges
 from foreplan.ops.collective import Begin, Finish
 from foreplan.passes.ranks import setting
 from foreplan.runtime.planfile import digest_of
-from foreplan.runtime.ranks.check import check_exchanges
+from foreplan.runtime.world.check import check_exchanges
 from tests.profile import values
 from tests.ranks.kept import compiled_once
 

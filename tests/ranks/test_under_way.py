@@ -15,7 +15,7 @@ from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.join import concat
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.runtime.ranks.check import check_exchanges
+from foreplan.runtime.world.check import check_exchanges
 from tests.ranks.threads import Thread, run
 
 SIZE = 1 << 14

@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.ranks import using
 from foreplan.runtime.ranks.deadlines import RankProcess, late
-from foreplan.runtime.ranks.world import Told, alike, place_in_group
+from foreplan.runtime.world.world import Told, alike, place_in_group
 
 Result = TypeVar("Result")
 Message = tuple[int, int, int]  # from, to, number

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 import foreplan as fp
 from foreplan.base.errors import UsageError
 from foreplan.cli import cli
+from foreplan.report.memory import Memory
 from foreplan.views.digraph import plan_digraph, plan_dot_text
 from foreplan.views.formats import FORMATS, write_view
-from foreplan.views.memory import Memory
 from foreplan.views.picture import svg_text
 from foreplan.views.traces import trace_text
 from tests.oracle.peers import networkx

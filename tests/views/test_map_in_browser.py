@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 from foreplan.views.memory_map import map_html
 from foreplan.views.picture import notebook_html
 from tests.views.browser import Screen, browser

@@ -13,7 +13,7 @@ import pytest
 
 from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import Action, Problem, Region, Role, Value
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 from foreplan.views.memory_map import map_html
 from foreplan.views.memory_map_data import map_data
 from tests.views.small import EVIL, KIB, many_lives, small

@@ -17,8 +17,8 @@ import pytest
 
 import foreplan as fp
 from foreplan.base.patterns import scopes_of
+from foreplan.report.memory import Memory
 from foreplan.views.formats import write_view
-from foreplan.views.memory import Memory
 from tests.views.browser import HOW, browser
 from tests.views.small import KIB, many_lives
 

@@ -11,8 +11,8 @@ import pytest
 
 import foreplan as fp
 from foreplan.base.errors import UsageError
+from foreplan.report.memory import Memory
 from foreplan.views.compare import Comparison
-from foreplan.views.memory import Memory
 from foreplan.views.read_snapshot import read_snapshot
 from foreplan.views.snapshot import eager_snapshot, plan_snapshot, snapshot_bytes
 from tests.views.small import EVIL, KIB, many_lives, small

@@ -27,7 +27,7 @@ from foreplan.runtime.cuda.launch import (
     output_at,
 )
 from foreplan.runtime.kernel import Refused
-from foreplan.runtime.ranks import nccl
+from foreplan.runtime.cuda.libraries import nccl
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

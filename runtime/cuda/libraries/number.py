@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from foreplan.base.errors import TargetError
-from foreplan.runtime.ranks.launchers import launch_of
+from foreplan.runtime.launchers import launch_of
 
 
 def own_number(runtime: Any) -> int:

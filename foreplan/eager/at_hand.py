@@ -7,7 +7,9 @@ from typing import Any
 
 from foreplan.base.arguments import choice, flag, instance, mapping, names_in, whole
 from foreplan.base.errors import TargetError, UsageError
-from foreplan.eager import Eager, Variant, Workspaces
+from foreplan.eager.result import Eager
+from foreplan.eager.variant import Variant
+from foreplan.eager.workspace import Workspaces
 
 PRECISIONS = ("float32", "bf16", "fp16")
 _OF_GRAPHS = ("gradients", "results", "relu", "checkpoint", "gelu")

@@ -9,9 +9,8 @@ from foreplan.lower.program import Program
 from foreplan.lower.stage_times import messages_of, unmatched
 from foreplan.planner.plan import Plan
 from foreplan.runtime.processes import versions_here
-from foreplan.runtime.ranks.agreement import agree
-from foreplan.runtime.ranks.launch import current
-from foreplan.runtime.ranks.world import ALONE, World
+from foreplan.runtime.world.agreement import agree
+from foreplan.runtime.world.world import ALONE, World, world_here
 from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
@@ -33,7 +32,7 @@ def check_alike(program: Program, plan: Plan, update: Update | None, seed: int, 
     """
     if program.ranks == 1:
         return ALONE
-    world = current()
+    world = world_here()
     step = digest_of(program, plan)
     if program.is_stage:
         step = f"{program.model} on {program.target}, with {program.of_stage} ranks in each stage"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from foreplan.base.errors import ForeplanError
-from foreplan.runtime.ranks.agreement import together
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.agreement import together
+from foreplan.runtime.world.world import World
 
 
 @contextmanager

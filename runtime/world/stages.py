@@ -11,8 +11,8 @@ from foreplan.graph import TensorType
 from foreplan.graph.shard import Shard
 from foreplan.lower.program import PARAMETERS, Program, Slot, region_of
 from foreplan.runtime.engine import Place
-from foreplan.runtime.ranks.places import ByRank
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.places import ByRank
+from foreplan.runtime.world.world import World
 
 
 class StagePlace(ByRank):

@@ -10,9 +10,9 @@ import numpy as np
 from foreplan.graph import Kind
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.inputs import default_of
-from foreplan.runtime.ranks.agreement import agree, refuse_differences
-from foreplan.runtime.ranks.digests import checksum
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.agreement import agree, refuse_differences
+from foreplan.runtime.world.digests import checksum
+from foreplan.runtime.world.world import World
 
 _WORD = 8  # bytes
 _WHAT = "what they give to a step"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from foreplan.base.errors import SessionError
+from foreplan.base.late import late
 from foreplan.runtime.kernel import Run
 
 Told = Callable[[], list[bytes]]
@@ -167,3 +168,13 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+def world_here() -> World:
+    """The world of this thread, for what runs on several ranks: see `foreplan.runtime.ranks.current`.
+
+    Raises:
+        TargetError: see there.
+    """
+    world: World = late("foreplan.runtime.ranks.launch:current")()
+    return world

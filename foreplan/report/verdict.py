@@ -7,7 +7,7 @@ from typing import Any
 
 from foreplan.base.outside import Basis
 from foreplan.base.units import format_bytes, in_common
-from foreplan.views.memory import Memory
+from foreplan.report.memory import Memory
 
 _DOUBT: dict[Basis, int] = {"exact": 0, "calibrated": 1, "assumed": 2}
 

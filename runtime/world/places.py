@@ -15,7 +15,7 @@ from foreplan.graph.shard import Shard
 from foreplan.lower.program import Operand, Program, Slot
 from foreplan.runtime.engine import Bound, Place
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.world import World
 
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of ranks: 2^64 divided by the golden ratio, odd
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from foreplan.graph.init import Fill
 from foreplan.lower.program import Slot
-from foreplan.runtime.ranks.agreement import refuse_differences
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.agreement import refuse_differences
+from foreplan.runtime.world.world import World
 from foreplan.runtime.stored_values import draw
 
 

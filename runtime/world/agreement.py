@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from foreplan.base.errors import ForeplanError, SessionError
 from foreplan.base.units import listed
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.world import World
 
 Facts = Mapping[str, object]
 ALIKE = "all ranks must run one command, on the same files"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import foreplan as fp
 from foreplan.planner.verify.verifier import verify
-from foreplan.views.timeline import Phase, Timeline, aligned
+from foreplan.report.timeline import Phase, Timeline, aligned
 from tests.views.small import many_lives, small
 
 

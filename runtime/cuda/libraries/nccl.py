@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from foreplan.base.errors import TargetError
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.world import World
 
 NAME = "nccl"  # of its kernels in plans
 INSTALL = "`pip install 'foreplan[cuda13]'` brings it, or 'foreplan[cuda12]' for a driver older than 580"

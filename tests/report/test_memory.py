@@ -10,7 +10,7 @@ from foreplan.base.outside import Part
 from foreplan.planner import plan
 from foreplan.planner.problem import Action, Category, Overwrite, Problem, Region, Role, Value
 from foreplan.planner.verify.verifier import verify
-from foreplan.views.memory import Memory, does_not_fit
+from foreplan.report.memory import Memory, does_not_fit
 from tests.views.small import KIB, small
 
 

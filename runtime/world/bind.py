@@ -12,8 +12,7 @@ from foreplan.ops.collective import Begin, Collective, Finish, OfRank
 from foreplan.ops.point_to_point import BeginMessage, BeginReceive
 from foreplan.planner.plan import Plan
 from foreplan.runtime.kernel import Run
-from foreplan.runtime.ranks.launch import current
-from foreplan.runtime.ranks.world import World
+from foreplan.runtime.world.world import World, world_here
 
 Arrays = Sequence[np.ndarray]
 EVERY = 200_000  # nanoseconds of work, after which a library is asked for what is under way
@@ -27,7 +26,7 @@ class Exchanges:
     """
 
     def __init__(self) -> None:
-        self.world: World = current()
+        self.world: World = world_here()
         self._waits: dict[int, Run] = {}  # by the address where it arrives, what waits for an exchange
 
     def bind(self, call: Call, inputs: Arrays, outputs: Arrays) -> Run:

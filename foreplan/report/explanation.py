@@ -9,9 +9,9 @@ from typing import Any
 from foreplan.base.units import format_bytes
 from foreplan.graph import Graph
 from foreplan.planner import Stages
-from foreplan.views.memory import Memory
-from foreplan.views.peak_words import PeakBuffer, peak_words
-from foreplan.views.timeline import Timeline
+from foreplan.report.memory import Memory
+from foreplan.report.peak_words import PeakBuffer, peak_words
+from foreplan.report.timeline import Timeline
 
 Rebuild = Callable[[int], Graph]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from foreplan.base.units import format_bytes
 from foreplan.planner.problem import Category
-from foreplan.views.memory import Memory, NamedBuffer
-from foreplan.views.timeline import Phase, Timeline
+from foreplan.report.memory import Memory, NamedBuffer
+from foreplan.report.timeline import Phase, Timeline
 
 LARGEST = 5  # things at the peak that are told
 _WHEN = {

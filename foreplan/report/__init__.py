@@ -1,0 +1,1 @@
+"""What a planned step needs, as data and in words: its memory, its instructions, why, and whether it fits."""
