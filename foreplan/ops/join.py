@@ -115,6 +115,7 @@ class Pad(CopyOp):
     """
 
     name: ClassVar[str] = "pad"
+    keeps_precision: ClassVar[bool] = True
     pads: tuple[tuple[int, int], ...]
     value: float = 0.0
     mode: str = "constant"
@@ -219,6 +220,7 @@ class Unslice(CopyOp):
     """
 
     name: ClassVar[str] = "unslice"
+    keeps_precision: ClassVar[bool] = True
     shape: Shape
     starts: tuple[int, ...]
     steps: tuple[int, ...]

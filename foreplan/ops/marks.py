@@ -45,6 +45,10 @@ class StopGradient(Mark):
         (x,) = inputs
         return (x,)
 
+    def dependencies(self, inputs: Values) -> Values:
+        """None."""
+        return ()
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
         """Nothing."""
         return [None]
@@ -66,6 +70,10 @@ class StraightThrough(Mark):
         if x != y:
             raise ShapeError(f"the result, {y}, and what stands for its gradient, {x}, must have one type")
         return (y,)
+
+    def dependencies(self, inputs: Values) -> Values:
+        """What stands for the gradient of y."""
+        return inputs[1:]
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent of y for x."""
