@@ -97,6 +97,10 @@ class ByMode(Mark):
             raise ShapeError(f"what inference gives, {inference}, and training, {training}, must have one type")
         return (inference,)
 
+    def reached(self, inputs: Values) -> Values:
+        """The result of inference."""
+        return inputs[:1]
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """That of inference: the training form is the other input."""
         return [only(cotangents), None]
@@ -124,6 +128,10 @@ class Quantised(Mark):
         if codes.shape != y.shape or kinds not in ([False, True, False], [False, True, False, True]):
             raise ShapeError(f"{y} is restored from integers of its shape, a scale and a zero point, not from {inputs}")
         return (y,)
+
+    def reached(self, inputs: Values) -> Values:
+        """None."""
+        return ()
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
         """Nothing: what is trained has a float32 weight in the place of the integers."""
