@@ -115,11 +115,7 @@ class Quantised(Mark):
     """
 
     name: ClassVar[str] = "quantised"
-
-    @property
-    def moves(self) -> bool:
-        """What a weight is restored from is computed with."""
-        return False
+    moves: ClassVar[bool] = False  # what a weight is restored from is computed with
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of y."""
