@@ -13,8 +13,8 @@ contender must do the same work as the others: its first loss must be theirs, it
 weight must change; in inference the outputs must be as large. What does not is said and left out, as is what a form
 cannot do. Steps are timed, and memory is watched, once everything is compiled; how long that takes is told.
 
-Writes cpu.json beside this file, and a table into docs/cpu.md; with `--precision bf16`, which adds our own step so
-computed, neither.
+Writes cpu.json beside this file, and a table into benchmarks/results/cpu.md; with `--precision bf16`, which adds our
+own step so computed, neither.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def write(path: Path, rows: dict[Key, dict[str, Any]]) -> None:
     places = [list(NETS), sorted({key[1] for key in rows}, reverse=True), list(SETS), [1, 2, 4]]
     order = sorted(rows, key=lambda key: [place.index(x) for place, x in zip(places, key)][::-1])
     path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
-    put("docs/cpu.md", "peers", "\n".join([*HEAD, *(line(rows[key]) for key in order)]))
+    put("benchmarks/results/cpu.md", "peers", "\n".join([*HEAD, *(line(rows[key]) for key in order)]))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ For each net of `nets.py` that is named here, weights and data are drawn anew fo
 gradients in float64, which count as right, and in float32. The error of a net is that of its worst weight:
 |g - g64| / |g64|, norms over the weight's elements; of weights whose gradient is not nothing but rounding. A ReLU
 whose input is near zero may go either way with any rounding; so errors of the three vary by themselves, and each is
-told as median and largest over the seeds. Writes a table into docs/cpu.md.
+told as median and largest over the seeds. Writes a table into benchmarks/results/cpu.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
         rows.append("| " + " | ".join([name, *cells]) + " |")
         print(rows[-1], flush=True)
     if not arguments.only:
-        put("docs/cpu.md", "gradients", "\n".join([*HEAD, *rows]))
+        put("benchmarks/results/cpu.md", "gradients", "\n".join([*HEAD, *rows]))
 
 
 if __name__ == "__main__":

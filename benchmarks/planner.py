@@ -62,7 +62,7 @@ def main() -> None:
         print("\n".join((f"More {words}, at most:", "", *HEAD)))
         tables.append("\n".join((f"More {words}, at most:", "", *HEAD, *(row(name, cost) for name in names))))
     if not sys.argv[1:]:
-        put("docs/planner.md", "curve", "\n\n".join(tables))
+        put("benchmarks/results/budgets.md", "curve", "\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 A net's ratio is the predicted time of its step over the least processor time of some steps. Each set is measured in a
 process of its own, in which oneDNN and foreplan's own code are held to it (`ONEDNN_MAX_CPU_ISA`). The last column has
 the ratio after `tune=True`, with the processor's own set. Writes predicted.json beside this file, which keeps what was
-measured on other processors, and the table into docs/cpu.md.
+measured on other processors, and the table into benchmarks/results/cpu.md.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
     for net in NETS:
         ratios = (f"{known[processor][name][net]:.2f}" for processor, name in places)
         lines.append(f"| `{net}` | {' | '.join(ratios)} |")
-    put("docs/cpu.md", "predicted", "\n".join(lines))
+    put("benchmarks/results/cpu.md", "predicted", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 A row a kernel of a training step, as `foreplan profile` measures it with one thread: its share of the step's time,
 operations and bytes a second (the bytes that it must read and write, each once), and how near that comes to the
-roofline of its own operations and bytes (Williams, Waterman and Patterson, 2009). Writes the tables into docs/cpu.md.
+roofline of its own operations and bytes (Williams, Waterman and Patterson, 2009). Writes the tables into
+benchmarks/results/cpu.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def table(model: str) -> list[str]:
 def main() -> None:
     text = "\n".join(line for model in MODELS for line in table(model))
     print(text)
-    put("docs/cpu.md", "roofline", text)
+    put("benchmarks/results/cpu.md", "roofline", text)
 
 
 if __name__ == "__main__":

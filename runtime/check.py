@@ -94,11 +94,11 @@ def _arriving(program: Program, plan: Plan) -> dict[int, list[tuple[int, int, in
     under_way: dict[int, tuple[int, int, int]] = {}  # by value
     for number, step in enumerate(plan.steps):
         action, call = program.actions[step.action], program.calls[step.action]
-        if isinstance(call.op, Finish):
+        if call.of(Finish):
             under_way.pop(call.inputs[0].value, None)
         if under_way:
             found[number] = list(under_way.values())
-        if isinstance(call.op, Begin) and not call.op.wait:
+        if (begin := call.of(Begin)) and not begin.op.wait:
             value, offset = action.writes[0], step.writes[0]
             under_way[value] = (program.values[value].region, offset, offset + program.values[value].nbytes)
     return found

@@ -227,13 +227,12 @@ def loop_candidates(op: Op, name: str) -> Sequence[Candidate]:
 
 def calls_of_loops(program: Program, plan: Plan) -> int:
     """The number of calls that the loops of a bound plan hold."""
-    steps = (step for step in plan.steps if isinstance(program.calls[step.action].op, Loop))
-    return sum(_calls_of(program, step) for step in steps)
+    return sum(_calls_of(program, step) for step in plan.steps if program.calls[step.action].of(Loop))
 
 
 def _calls_of(program: Program, step: Step) -> int:
-    call = program.calls[step.action]
-    return loop_of(call.op, program.target, call.payload).calls if isinstance(call.op, Loop) else 1
+    loop = program.calls[step.action].of(Loop)
+    return loop_of(loop.op, program.target, loop.payload).calls if loop else 1
 
 
 class _Binding:

@@ -245,7 +245,7 @@ def _wanted_of_result(program: Program, index: int, written: Operand, result: Ca
     elif result is not None:
         wanted = replace(value, region=ARENA, category=result, role=Role.OUTPUT)
     else:
-        arrives = any(isinstance(program.calls[each].op, Begin | Finish) for each in program.producers[index])
+        arrives = any(program.calls[each].of(Begin, Finish) for each in program.producers[index])
         category = value.category if value.category in _PASSING else Category.ACTIVATIONS
         category = Category.COMMUNICATION if arrives else category
         region = HOST if value.region == HOST and _is_copied(program, index) else ARENA

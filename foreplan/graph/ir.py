@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.base.errors import UsageError
 from foreplan.base.patterns import close_names, scopes_of
 from foreplan.graph.digraph import to_networkx
-from foreplan.graph.op import Node
+from foreplan.graph.op import Asked, Node
 from foreplan.graph.printed import printed
 from foreplan.graph.value import Kind, Value
 
@@ -75,6 +75,20 @@ class Graph:
             for value in dict.fromkeys(node.inputs):
                 readers[value].append(node)
         return {value: tuple(nodes) for value, nodes in readers.items()}
+
+    def nodes_of(self, *ops: type[Asked]) -> tuple[Node[Asked], ...]:
+        """The nodes that apply one of these ops, in order."""
+        return tuple(node for node in self.nodes if isinstance(node.op, ops))  # type: ignore[misc]
+
+    def made_by(self, value: Value, *ops: type[Asked]) -> Node[Asked] | None:
+        """The node that computes a value, if it applies one of these ops; None: another does, or nothing."""
+        node = self.producer.get(value)
+        return None if node is None else node.of(*ops)
+
+    def only_reader(self, value: Value, *ops: type[Asked]) -> Node[Asked] | None:
+        """The node that alone reads a value, which is no result, if it applies one of these ops; else None."""
+        readers = self.readers[value]
+        return readers[0].of(*ops) if len(readers) == 1 and value not in self.returned else None
 
     def values(self) -> Iterator[Value]:
         """Every value: inputs, then stored, then node outputs in order."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -240,20 +240,33 @@ class Op:
         return op_text(self)
 
 
+Asked = TypeVar("Asked", bound=Op)  # the type of op that nodes are asked for
+if TYPE_CHECKING:  # the default lets a plain `Node` stand for a node of any op
+    from typing_extensions import TypeVar as WithDefault
+
+    OpT = WithDefault("OpT", bound=Op, covariant=True, default=Op)
+else:
+    OpT = TypeVar("OpT", bound=Op, covariant=True)
+
+
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Node:
-    """One application of an op.
+class Node(Generic[OpT]):
+    """One application of an op: a `Node[Map]` of a map, a plain `Node` of any.
 
     Attributes:
         name: unique within the graph; an imported model's own node name where it has one.
         source: where a person finds it: `model.onnx: node 'conv1'` or `train.py:12`.
     """
 
-    op: Op
+    op: OpT
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     name: str
     source: str = ""
+
+    def of(self, *ops: type[Asked]) -> Node[Asked] | None:
+        """The node itself, if it applies one of these ops; else None."""
+        return self if isinstance(self.op, ops) else None  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         left = ", ".join(map(repr, self.outputs))

@@ -156,8 +156,7 @@ class _Choice:
 
 def _gathered(program: Program) -> set[int]:
     """Values that are gathered from all ranks, and can be gathered again."""
-    calls = (call for call in program.calls if isinstance(call.op, Begin) and call.op.wait)
-    return {call.outputs[0].value for call in calls}
+    return {call.outputs[0].value for call in program.calls_of(Begin) if call.op.wait}
 
 
 def _is_activation(program: Program, v: int) -> bool:

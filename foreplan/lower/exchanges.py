@@ -47,12 +47,12 @@ class Exchanges:
         done: dict[int, int] = {}
         for step in plan.steps:
             action, call = program.actions[step.action], program.calls[step.action]
-            if isinstance(call.op, Begin):
-                count, sent, taken = count + 1, sent + call.op.sent(call.inputs[0].type), taken + action.nanoseconds
+            if begin := call.of(Begin):
+                count, sent, taken = count + 1, sent + begin.op.sent(begin.inputs[0].type), taken + action.nanoseconds
                 free = max(now, free) + action.nanoseconds
                 done[action.writes[0]] = free
-                now = free if call.op.wait else now
-            elif isinstance(call.op, Finish):
+                now = free if begin.op.wait else now
+            elif call.of(Finish):
                 now = max(now, done.get(call.inputs[0].value, 0)) + action.nanoseconds
                 taken += action.nanoseconds
             else:
@@ -80,10 +80,10 @@ def check_waits(program: Program) -> None:
     Raises:
         PlanError: one does not; names it.
     """
-    given = {call.outputs[0].value: call.inputs[0] for call in program.calls if isinstance(call.op, Begin)}
-    for call in program.calls:
-        if isinstance(call.op, Finish) and given.get(call.inputs[0].value) != call.inputs[1]:
-            raise PlanError(f"node {call.node!r} waits for an exchange, and names another tensor than what is sent")
+    given = {call.outputs[0].value: call.inputs[0] for call in program.calls_of(Begin)}
+    for wait in program.calls_of(Finish):
+        if given.get(wait.inputs[0].value) != wait.inputs[1]:
+            raise PlanError(f"node {wait.node!r} waits for an exchange, and names another tensor than what is sent")
 
 
 @lru_cache(maxsize=64)

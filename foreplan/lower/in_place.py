@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.graph import Graph, Node, Value
+from foreplan.graph import Graph, Node
 from foreplan.ops.collective import Begin, Finish
 from foreplan.passes.ranks import Beside
 
@@ -16,21 +16,22 @@ def gathered_in_place(graph: Graph, beside: Beside) -> Graph:
     Args:
         beside: whether an exchange goes on beside computing: of those alone that do not, nothing is lost.
     """
-    begun = dict[Value, tuple[Begin, Node]]()
-    for node in graph.nodes:
-        if isinstance(node.op, Begin) and node.op.kind == "all_gather" and not node.op.wait and not beside(node.op):
-            begun[node.outputs[0]] = node.op, node
+    begun = {
+        first.outputs[0]: first
+        for first in graph.nodes_of(Begin)
+        if first.op.kind == "all_gather" and not first.op.wait and not beside(first.op)
+    }
     contents = set(graph.updates.values())
-    ends = [node for node in graph.nodes if isinstance(node.op, Finish) and node.outputs[0] in contents]
+    ends = [node for node in graph.nodes_of(Finish) if node.outputs[0] in contents]
     at_once = {node.inputs[0]: node for node in ends if node.inputs[0] in begun}
     nodes = list[Node]()
     for node in graph.nodes:
         if node.outputs[0] in at_once:
             continue
         if node.inputs and at_once.get(node.inputs[0]) is node:
-            op, first = begun[node.inputs[0]]
-            node = replace(node, op=replace(op, wait=True), inputs=first.inputs)
-        elif isinstance(node.op, Finish):  # which need not wait for the others any more
+            first = begun[node.inputs[0]]
+            node = replace(node, op=replace(first.op, wait=True), inputs=first.inputs)
+        elif node.of(Finish):  # which need not wait for the others any more
             node = replace(node, inputs=tuple(x for x in node.inputs if x not in at_once))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes)) if at_once else graph

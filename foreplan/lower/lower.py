@@ -214,10 +214,10 @@ class _Lowering:
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
-        if isinstance(node.op, Begin):
+        if begin := node.of(Begin):
             self.stay((operands[0], writes[0]))
-            self.begun[writes[0].value] = node.op
-        begun = self.begun.get(operands[0].value) if isinstance(node.op, Finish) else None
+            self.begun[writes[0].value] = begin.op
+        begun = self.begun.get(operands[0].value) if node.of(Finish) else None
         for kernel, price in self.candidates(node.op, operands, writes):
             time = price if begun is None else self.exchange(begun, [operands[1].type], waits=True)
             self.act(node.op, kernel, time, operands, writes, node.name, node.source)

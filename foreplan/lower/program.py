@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Generic
 
-from foreplan.graph import DType, Initializer, Op, TensorType, Window
+from foreplan.graph import DType, Initializer, TensorType, Window
 from foreplan.graph.blocks import Blocks
 from foreplan.graph.flat import Flat
+from foreplan.graph.op import Asked, OpT
 from foreplan.graph.shard import Shard, Sharded
 from foreplan.graph.value import Kind
 from foreplan.lower.target import DeviceProfile
@@ -83,8 +85,8 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What one action runs.
+class Call(Generic[OpT]):
+    """What one action runs: a `Call[Loop]` of a loop, a plain `Call` of any op.
 
     Attributes:
         op: with its attributes.
@@ -96,13 +98,17 @@ class Call:
         payload: further data of the kernel, such as a library's own plan, serialised.
     """
 
-    op: Op
+    op: OpT
     kernel: str
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     node: str
     source: str = ""
     payload: bytes = field(default=b"", repr=False)
+
+    def of(self, *ops: type[Asked]) -> Call[Asked] | None:
+        """The call itself, if it is of one of these ops; else None."""
+        return self if isinstance(self.op, ops) else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,10 @@ class Program(Problem):
         own = totals(self, [[step.action for step in plan.steps]])[0]
         return own if self.base is None else replace(own, base_flops=self.base[0], base_nanoseconds=self.base[1])
 
+    def calls_of(self, *ops: type[Asked]) -> tuple[Call[Asked], ...]:
+        """The calls of these ops, in the order of actions."""
+        return tuple(call for call in self.calls if isinstance(call.op, ops))  # type: ignore[misc]
+
     @property
     def required_inputs(self) -> tuple[Slot, ...]:
         """The inputs that have no default: a step cannot run without them."""
@@ -205,7 +215,7 @@ class Program(Problem):
     def groups(self) -> frozenset[Group]:
         """The groups of ranks that exchange something, or hold parts of something."""
         found = {Group(slot.init.ranks, slot.init.stride) for slot in self.stored if isinstance(slot.init, Flat)}
-        found |= {Group(call.op.ranks, call.op.stride) for call in self.calls if isinstance(call.op, Collective)}
+        found |= {Group(call.op.ranks, call.op.stride) for call in self.calls_of(Collective)}
         return frozenset({*found, Group(self.tensor)})
 
     @property
@@ -236,7 +246,7 @@ class Program(Problem):
     @cached_property
     def _message(self) -> BeginMessage | None:
         """One of the messages of a stage."""
-        return next((call.op for call in self.calls if isinstance(call.op, BeginMessage)), None)
+        return next((call.op for call in self.calls_of(BeginMessage)), None)
 
 
 def _tensors(slot: Slot) -> Iterator[Slot]:

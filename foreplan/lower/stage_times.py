@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from foreplan.base.errors import PlanError
-from foreplan.lower.program import Program
+from foreplan.lower.program import Call, Program
 from foreplan.ops.collective import Begin, Finish
 from foreplan.ops.point_to_point import BeginMessage, BeginSend
 from foreplan.planner import Plan
@@ -43,11 +43,9 @@ class Messages(NamedTuple):
     shared: tuple[str, ...]
 
 
-def message_of(program: Program, action: int) -> Message:
-    """The message of which an action begins one side."""
-    call = program.calls[action]
-    assert isinstance(call.op, BeginMessage)
-    if isinstance(call.op, BeginSend):
+def message_of(call: Call[BeginMessage]) -> Message:
+    """The message of which a call begins one side."""
+    if call.of(BeginSend):
         return Message(call.op.own, call.op.peer, call.op.time, call.inputs[0].type.nbytes)
     return Message(call.op.peer, call.op.own, call.op.time, call.outputs[0].type.nbytes)
 
@@ -56,10 +54,10 @@ def messages_of(program: Program, plan: Plan) -> Messages:
     """The messages of a stage."""
     sent, received, shared = list[Message](), list[Message](), list[str]()
     for step in plan.steps:
-        call = program.calls[step.action]
-        if isinstance(call.op, BeginMessage):
-            (sent if isinstance(call.op, BeginSend) else received).append(message_of(program, step.action))
-        elif isinstance(call.op, Begin) and call.op.stride >= program.of_stage:
+        call = program.calls[step.action].of(Begin)
+        if call and (message := call.of(BeginMessage)):
+            (sent if message.of(BeginSend) else received).append(message_of(message))
+        elif call and call.op.stride >= program.of_stage:
             shared.append(f"{call.op} of {call.inputs[0].type}")
     return Messages(tuple(sent), tuple(received), tuple(shared))
 
@@ -215,9 +213,9 @@ class _Walk:
         while self.left:
             index = self.plan.steps[self.at].action
             action, call = self.program.actions[index], self.program.calls[index]
-            if isinstance(call.op, Begin):
-                self.begin(run, index, call.op, action.nanoseconds)
-            elif isinstance(call.op, Finish):
+            if begin := call.of(Begin):
+                self.begin(run, begin, action.nanoseconds)
+            elif call.of(Finish):
                 what = self.waits[call.inputs[0].value]
                 done = what if isinstance(what, int) else run.done.get(what)
                 if done is None:
@@ -229,17 +227,17 @@ class _Walk:
             self.at += 1
         return self.at > start
 
-    def begin(self, run: _Run, index: int, op: Begin, nanoseconds: int) -> None:
+    def begin(self, run: _Run, call: Call[Begin], nanoseconds: int) -> None:
         """Begin an exchange."""
-        call = self.program.calls[index]
-        nbytes, place = op.sent(call.inputs[0].type), call.outputs[0].value
+        op, place = call.op, call.outputs[0].value
+        nbytes = op.sent(call.inputs[0].type)
         if op.stride < self.program.of_stage:
             self.free = self.waits[place] = max(self.now, self.free) + nanoseconds
             self.now, self.exchanged = self.free if op.wait else self.now, self.exchanged + nbytes
             return
         what: object
-        if isinstance(op, BeginMessage):
-            what, sides = message_of(self.program, index), 2
+        if message := call.of(BeginMessage):
+            what, sides = message_of(message), 2
         else:
             what, sides, self.shared = ("all", self.shared), op.ranks, self.shared + 1
         self.waits[place] = what

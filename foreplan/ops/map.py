@@ -62,6 +62,11 @@ class Map(Op):
         """The expressions themselves."""
         return _parse(self.exprs)
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds its second input to its first one, and no more."""
+        return self.parsed == (Arg(0) + Arg(1),)
+
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The broadcast shape, with each expression's own element type."""
         if not inputs:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.value import Kind
-from foreplan.ops.expr import Arg
 from foreplan.ops.map import Map
 from foreplan.ops.shape import Reshape
 from foreplan.passes.base import Pass
@@ -27,7 +26,7 @@ class Accumulate(Pass, requires=("plain ops",), ensures=("plain ops", "live"), o
     def _run(self, graph: Graph) -> Graph:
         position = {node: i for i, node in enumerate(graph.nodes)}
         sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand
-        for node in graph.nodes:
+        for node in graph.nodes_of(Map):
             found = _summands(graph, node, position)
             if found is not None:
                 sums.setdefault(found[0], (node, found[1]))
@@ -58,9 +57,9 @@ def _in_place(node: Node, base: Value) -> bool:
     return (0, node.op.accumulates) in node.op.overwrites(types, [base.type])
 
 
-def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node, Value] | None:
+def _summands(graph: Graph, node: Node[Map], position: dict[Node, int]) -> tuple[Node, Value] | None:
     """(node that computes the later summand and can add it to the other, the other) of a sum of two gradients."""
-    if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),) or len(set(node.inputs)) != 2:
+    if not node.op.is_sum or len(set(node.inputs)) != 2:
         return None
     if any(value.type != node.outputs[0].type for value in node.inputs):
         return None
@@ -77,8 +76,7 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
         and last.op.accumulates
         and value is last.outputs[0]
         and len(last.inputs) == last.op.accumulates
-        and graph.readers[value] == (node,)
-        and value not in graph.returned
+        and graph.only_reader(value, Map) is node
         and (_in_place(last, base) if owner is None else not owner.op.is_view or isinstance(owner.op, Reshape))
     )
     return (last, base) if fits else None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.base.arguments import instance
 from foreplan.base.patterns import Selection
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Graph, Kind, Node
 from foreplan.ops.marks import ByMode
 from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.ops.random import Dropout
 from foreplan.passes.base import Pass
 from foreplan.passes.quantised_weights import schemes, without_weights
-from foreplan.passes.rewrite import rewrite, with_values
+from foreplan.passes.rewrite import rewrite_ops, with_values
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
 
@@ -99,8 +98,4 @@ def frozen(graph: Graph) -> Graph:
 
 def in_inference(graph: Graph) -> Graph:
     """A model that computes in training what it computes in inference."""
-
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[:1] if isinstance(node.op, Dropout | ByMode) else None
-
-    return FreezeStatistics(everywhere=True)(rewrite(graph, replace))
+    return FreezeStatistics(everywhere=True)(rewrite_ops(graph, lambda b, node, inputs: inputs[:1], Dropout, ByMode))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from foreplan.base.units import format_bytes
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES
 from foreplan.graph.value import Kind
 from foreplan.ops.expr import Arg, Call, Const, call, maximum
@@ -37,10 +37,10 @@ class _Chain:
         frozen: whether matrix and bias are computed from no parameter, so that they need no gradient.
     """
 
-    product: Node
+    product: Node[MatMul]
     bias: Value | None
     views: tuple[Node, ...]
-    entropy: Node
+    entropy: Node[CrossEntropy]
     last: Node
     how: str
     inner: tuple[Node, ...]
@@ -49,12 +49,10 @@ class _Chain:
     @property
     def op(self) -> LinearCrossEntropy:
         """The op that takes its place."""
-        entropy = self.entropy.op
-        assert isinstance(entropy, CrossEntropy)
         w = self.product.inputs[1].type
-        classes_first = w if _transposed(self.product) else w.with_shape(w.shape[::-1])
+        classes_first = w if self.product.op.transpose_b else w.with_shape(w.shape[::-1])
         chunk = fitting_chunk(classes_first)
-        return LinearCrossEntropy(chunk, entropy.ignore_index, self.how == "counted", frozen=self.frozen)
+        return LinearCrossEntropy(chunk, self.entropy.op.ignore_index, self.how == "counted", frozen=self.frozen)
 
     @property
     def saved(self) -> int:
@@ -78,7 +76,7 @@ class ChunkLosses(Pass, requires=("forward", "plain ops"), ensures=("forward", "
 
     def _run(self, graph: Graph) -> Graph:
         given = _from_no_parameter(graph)
-        found = [_chain_at(graph, node, given) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
+        found = [_chain_at(graph, node, given) for node in graph.nodes_of(CrossEntropy)]
         chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= self.least}
         absorbed = {node for chain in chains.values() for node in chain.inner}
         return rewrite_groups(graph, chains, absorbed, _replacement)
@@ -96,14 +94,11 @@ def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> list[
         f"whole: linear_cross_entropy makes and uses them {op.chunk} rows at a time"
     )
     for node in chain.views:
-        if isinstance(node.op, Reshape):
-            h = reshape(b, h, (*node.op.shape[:-1], h.shape[-1]))
-        elif isinstance(node.op, Slice):
-            cut = node.op
-            starts, shape = (*cut.starts[:-1], 0), (*cut.shape[:-1], h.shape[-1])
-            h = b.apply(Slice(starts, shape, cut.steps), h)
+        shape = (*node.outputs[0].shape[:-1], h.shape[-1])
+        cut = node.of(Slice)
+        h = b.apply(Slice((*cut.op.starts[:-1], 0), shape, cut.op.steps), h) if cut else reshape(b, h, shape)
     h, target = reshape(b, h, (-1, h.shape[-1])), reshape(b, target, (-1,))
-    w = w if _transposed(chain.product) else transpose(b, w, (1, 0))
+    w = w if chain.product.op.transpose_b else transpose(b, w, (1, 0))
     bias = None if chain.bias is None else reshape(b, now[chain.bias], (-1,))
     kind = b.kind
     b.kind = Kind.GRADIENT  # what it makes are gradients, but for one number
@@ -123,11 +118,6 @@ def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> list[
     return [elementwise(b, lambda x: x * (1.0 / items), loss) if chain.how == "mean" else loss]
 
 
-def _transposed(product: Node) -> bool:
-    assert isinstance(product.op, MatMul)
-    return product.op.transpose_b
-
-
 def _from_no_parameter(graph: Graph) -> set[Value]:
     """The values that depend on no parameter and on no input: they need no gradient."""
     given = {value for value in graph.stored if value.kind is not Kind.PARAMETER}
@@ -137,7 +127,7 @@ def _from_no_parameter(graph: Graph) -> set[Value]:
     return given
 
 
-def _chain_at(graph: Graph, entropy: Node, given: Collection[Value]) -> _Chain | None:
+def _chain_at(graph: Graph, entropy: Node[CrossEntropy], given: Collection[Value]) -> _Chain | None:
     before, after = _logits(graph, entropy), _reduction(graph, entropy)
     if before is None or after is None:
         return None
@@ -147,37 +137,38 @@ def _chain_at(graph: Graph, entropy: Node, given: Collection[Value]) -> _Chain |
     return _Chain(product, bias, views, entropy, last, how, (*nodes, entropy, *more), frozen)
 
 
-def _logits(graph: Graph, entropy: Node) -> tuple[Node, Value | None, tuple[Node, ...], tuple[Node, ...]] | None:
+def _logits(
+    graph: Graph, entropy: Node[CrossEntropy]
+) -> tuple[Node[MatMul], Value | None, tuple[Node, ...], tuple[Node, ...]] | None:
     """(product, bias, views, all nodes) that make the logits of a cross-entropy over the last axis."""
-    assert isinstance(entropy.op, CrossEntropy)
     value, classes = entropy.inputs[0], entropy.inputs[0].shape[-1]
     if entropy.op.axis != len(value.shape) - 1:
         return None
     bias: Value | None = None
     views: list[Node] = []
     nodes: list[Node] = []
-    while _only_reader(graph, value) is not None and value.shape[-1:] == (classes,):
+    while graph.only_reader(value, Op) is not None and value.shape[-1:] == (classes,):
         node = graph.producer.get(value)
         if node is None:
             return None
         nodes.insert(0, node)
-        if isinstance(node.op, MatMul):
-            h, w, *base = node.inputs
-            fits = not base and len(w.shape) == 2 and not node.op.transpose_a and h is not w
-            return (node, bias, tuple(views), tuple(nodes)) if fits else None
-        if isinstance(node.op, Reshape) or (isinstance(node.op, Slice) and node.op.steps[-1] == 1):
+        if product := node.of(MatMul):
+            h, w, *base = product.inputs
+            fits = not base and len(w.shape) == 2 and not product.op.transpose_a and h is not w
+            return (product, bias, tuple(views), tuple(nodes)) if fits else None
+        if node.of(Reshape) or ((cut := node.of(Slice)) and cut.op.steps[-1] == 1):
             views.insert(0, node)
             value = node.inputs[0]
-        elif (added := _added_vector(node)) and bias is None:
+        elif (map := node.of(Map)) and (added := _added_vector(map)) and bias is None:
             value, bias = added
         else:
             return None
     return None
 
 
-def _added_vector(node: Node) -> tuple[Value, Value] | None:
+def _added_vector(node: Node[Map]) -> tuple[Value, Value] | None:
     """(x, vector) of a node that adds a number a column to x."""
-    if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),):
+    if not node.op.is_sum:
         return None
     for x, vector in (node.inputs, node.inputs[::-1]):
         if x.type == node.outputs[0].type and vector.dtype == x.dtype and vector.shape[-1:] == (vector.type.size,):
@@ -185,48 +176,42 @@ def _added_vector(node: Node) -> tuple[Value, Value] | None:
     return None
 
 
-def _reduction(graph: Graph, entropy: Node) -> tuple[Node, str, tuple[Node, ...]] | None:
+def _reduction(graph: Graph, entropy: Node[CrossEntropy]) -> tuple[Node, str, tuple[Node, ...]] | None:
     """(last node, what its output is of the items' losses, the nodes before it)."""
     loss, lse = entropy.outputs
     if graph.readers[lse] or lse in graph.returned:
         return None
     nodes: list[Node] = []
-    node = _only_reader(graph, loss)
-    while node is not None and isinstance(node.op, Reshape):
-        nodes.append(node)
-        node = _only_reader(graph, node.outputs[0])
-    if node is None or not isinstance(node.op, Reduce) or node.op.how not in ("sum", "mean") or node.outputs[0].shape:
+    while view := graph.only_reader(loss, Reshape):
+        nodes.append(view)
+        loss = view.outputs[0]
+    node = graph.only_reader(loss, Reduce)
+    if node is None or node.op.how not in ("sum", "mean") or node.outputs[0].shape:
         return None
     total = node.outputs[0]
-    division = _only_reader(graph, total)
+    division = graph.only_reader(total, Map)
     if node.op.how == "sum" and division is not None and _divides_by_count(graph, division, total, entropy):
         return division, "counted", (*nodes, node)
     return node, node.op.how, tuple(nodes)
 
 
-def _only_reader(graph: Graph, value: Value) -> Node | None:
-    readers = graph.readers[value]
-    return readers[0] if len(readers) == 1 and value not in graph.returned else None
-
-
-def _divides_by_count(graph: Graph, node: Node, total: Value, entropy: Node) -> bool:
+def _divides_by_count(graph: Graph, node: Node[Map], total: Value, entropy: Node[CrossEntropy]) -> bool:
     """Whether a node is total / max(number of targets that are not to be ignored, 1)."""
-    if not isinstance(node.op, Map) or len(node.inputs) != 2 or node.inputs.count(total) != 1:
+    if len(node.inputs) != 2 or node.inputs.count(total) != 1:
         return False
     i = node.inputs.index(total)
-    counter = graph.producer.get(node.inputs[1 - i])
-    if node.op.parsed != (Arg(i) / maximum(Arg(1 - i), 1.0),) or counter is None or not isinstance(counter.op, Reduce):
+    counter = graph.made_by(node.inputs[1 - i], Reduce)
+    if node.op.parsed != (Arg(i) / maximum(Arg(1 - i), 1.0),) or counter is None:
         return False
-    marks = graph.producer.get(counter.inputs[0])
-    if counter.op.how != "sum" or counter.outputs[0].shape or marks is None or not isinstance(marks.op, Map):
+    marks = graph.made_by(counter.inputs[0], Map)
+    if counter.op.how != "sum" or counter.outputs[0].shape or marks is None:
         return False
     (mark, *others) = marks.op.parsed
-    assert isinstance(entropy.op, CrossEntropy)
     counted = call("ne", Arg(0), Const(entropy.op.ignore_index))
     is_mark = not others and isinstance(mark, Call) and mark.function in DTYPES and mark.args == (counted,)
     return is_mark and _reshaped_from(graph, marks.inputs[0]) is _reshaped_from(graph, entropy.inputs[1])
 
 
 def _reshaped_from(graph: Graph, value: Value) -> Value:
-    node = graph.producer.get(value)
-    return _reshaped_from(graph, node.inputs[0]) if node is not None and isinstance(node.op, Reshape) else value
+    view = graph.made_by(value, Reshape)
+    return _reshaped_from(graph, view.inputs[0]) if view else value

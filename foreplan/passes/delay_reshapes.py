@@ -27,20 +27,18 @@ class DelayReshapes(Pass, requires=("plain ops",), ensures=("plain ops", "live")
     """
 
     def _run(self, graph: Graph) -> Graph:
-        if not any(
-            isinstance(node.op, Reshape) and _is_rows(node.inputs[0].shape, node.op.shape) for node in graph.nodes
-        ):
+        if not any(_is_rows(node.inputs[0].shape, node.op.shape) for node in graph.nodes_of(Reshape)):
             return graph
         rows: dict[Value, Value] = {}  # values of the new graph, and the matrices that they are reshaped from
         of_products: set[Value] = set()
 
         def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            (y, *others), product = node.outputs, isinstance(node.op, MatMul)
-            if product or (isinstance(node.op, Map) and not of_products.isdisjoint(inputs)):
+            (y, *others), product, map = node.outputs, node.of(MatMul), node.of(Map)
+            if product or (map and not of_products.isdisjoint(inputs)):
                 of_products.update(node.outputs)
-            if isinstance(node.op, Reshape) and inputs[0] in of_products and _is_rows(inputs[0].shape, y.shape):
+            if node.of(Reshape) and inputs[0] in of_products and _is_rows(inputs[0].shape, y.shape):
                 rows[y] = inputs[0]
-            if not isinstance(node.op, Map) or others:
+            if map is None or others:
                 return None
             matrix = next((rows[x] for x in inputs if x in rows and x.shape == y.shape), None)
             if matrix is None or not all(_is_by_rows(x.shape, y.shape) for x in inputs):

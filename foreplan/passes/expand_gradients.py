@@ -13,7 +13,7 @@ from foreplan.ops.marks import Gradient
 from foreplan.ops.pullback import pulled_back
 from foreplan.ops.shape import broadcast_to
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,7 @@ class ExpandGradients(Pass, requires=("forward",), ensures=("no inner gradients"
     """
 
     def _run(self, graph: Graph) -> Graph:
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, Gradient):
-                return None
+        def replace(b: Builder, node: Node[Gradient], inputs: tuple[Value, ...]) -> Sequence[Value]:
             y, *xs = inputs
             before = tuple(b.nodes)
             b.scope = node.name + "/"
@@ -42,7 +40,7 @@ class ExpandGradients(Pass, requires=("forward",), ensures=("no inner gradients"
                 raise type(error)(f"node {node.name!r}{where}: the gradient cannot be computed: {error}") from None
             return [found[x] or _zero(b, x) for x in xs]
 
-        return rewrite(graph, replace) if any(isinstance(node.op, Gradient) for node in graph.nodes) else graph
+        return rewrite_ops(graph, replace, Gradient) if graph.nodes_of(Gradient) else graph
 
 
 expand_gradients = ExpandGradients()

@@ -9,7 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Transpose
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,12 @@ class FoldTransposes(Pass, requires=("forward", "plain ops"), ensures=("forward"
 
         def plain(value: Value) -> Value | None:
             """What a transpose has turned into this value."""
-            node = graph.producer.get(value)
-            if node is None or not isinstance(node.op, Transpose) or node.op.perm != (1, 0):
+            node = graph.made_by(value, Transpose)
+            if node is None or node.op.perm != (1, 0):
                 return None
             return made.get(node.inputs[0], node.inputs[0])
 
-        def rewritten(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, MatMul):
-                return None
+        def rewritten(b: Builder, node: Node[MatMul], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
             x, w, *added = inputs
             a, c = (plain(value) for value in node.inputs[:2])
             if a is None and c is None:
@@ -48,7 +46,7 @@ class FoldTransposes(Pass, requires=("forward", "plain ops"), ensures=("forward"
             made.update(zip(node.outputs, outputs))
             return outputs
 
-        return rewrite(graph, rewritten)
+        return rewrite_ops(graph, rewritten, MatMul)
 
 
 fold_transposes = FoldTransposes()

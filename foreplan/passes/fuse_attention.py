@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
@@ -80,7 +80,7 @@ class _Attention:
         mask: what is added to scores, over `leaves`; None: nothing.
     """
 
-    last: Node
+    last: Node[MatMul]
     inner: tuple[Node, ...]
     sides: tuple[_Side, _Side, _Side]
     scale: float
@@ -108,36 +108,37 @@ class FuseAttention(Pass, requires=("forward", "plain ops"), ensures=("forward",
 
     def _run(self, graph: Graph) -> Graph:
         masks = _Masks(graph)
-        found = [each for node in graph.nodes if (each := _attention_at(graph, masks, node, self.least)) is not None]
+        products = graph.nodes_of(MatMul)
+        found = [each for node in products if (each := _attention_at(graph, masks, node, self.least)) is not None]
         if not found:
             return graph
         inner = {node for each in found for node in each.inner}
-        groups = {each.last: each for each in found}
+        groups: dict[Node, _Attention] = {each.last: each for each in found}
         return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
 
 
 fuse_attention = FuseAttention()
 
 
-def _attention_at(graph: Graph, masks: _Masks, last: Node, least: int) -> _Attention | None:
+def _attention_at(graph: Graph, masks: _Masks, last: Node[MatMul], least: int) -> _Attention | None:
     """The attention whose last product this is."""
-    if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
+    if not _is_plain(last):
         return None
     softmax, guard = _guarded(graph, last.inputs[0])
     rank = len(last.inputs[0].shape)
-    if softmax is None or not isinstance(softmax.op, Softmax) or softmax.op.axis != rank - 1 or rank not in (3, 4):
+    if softmax is None or softmax.op.axis != rank - 1 or rank not in (3, 4):
         return None
-    alone = _is_alone(graph, last.inputs[0]) and set(graph.readers[softmax.outputs[0]]) <= {*guard, last}
+    alone = graph.only_reader(last.inputs[0], MatMul) and set(graph.readers[softmax.outputs[0]]) <= {*guard, last}
     if not alone or softmax.outputs[0] in graph.returned or last.inputs[0].type.nbytes < least:
         return None
     leaves: list[Value] = []
-    inner = [softmax]
+    inner: list[Node] = [softmax]
     expr = _spelled_out(graph, softmax.inputs[0], leaves, inner)
     for i, value in enumerate(leaves):
-        product = graph.producer.get(value)
-        if product is None or value.type != softmax.outputs[0].type or not _is_alone(graph, value):
+        product = graph.made_by(value, MatMul)
+        if product is None or value.type != softmax.outputs[0].type or not graph.only_reader(value, Op):
             continue
-        if not isinstance(product.op, MatMul) or product.op.transpose_a or product.op.wide or len(product.inputs) != 2:
+        if not _is_plain(product):
             continue
         scores = _as_scores(expr, i)
         if scores is not None:
@@ -145,31 +146,27 @@ def _attention_at(graph: Graph, masks: _Masks, last: Node, least: int) -> _Atten
     return None
 
 
-def _guarded(graph: Graph, value: Value) -> tuple[Node | None, list[Node]]:
+def _is_plain(product: Node[MatMul]) -> bool:
+    """Whether a product is of two tensors, the first as it lies, and has their element type."""
+    return not product.op.transpose_a and not product.op.wide and len(product.inputs) == 2
+
+
+def _guarded(graph: Graph, value: Value) -> tuple[Node[Softmax] | None, list[Node]]:
     """What makes probabilities, and what sets those that are NaN to 0: one map, or two as an exporter writes them."""
-    made = graph.producer.get(value)
-    if made is None or not isinstance(made.op, Map):
-        return made, []
-    if made.op == WITHOUT_NAN:
-        return graph.producer.get(made.inputs[0]), [made]
-    if made.op == CHOSEN_WITHOUT_NAN:
-        asked = graph.producer.get(made.inputs[0])
-        if asked is not None and asked.op == IS_NAN and asked.inputs[0] is made.inputs[1]:
-            return graph.producer.get(made.inputs[1]), [made, asked]
-    return made, []
-
-
-def _is_alone(graph: Graph, value: Value) -> bool:
-    return len(graph.readers[value]) == 1 and value not in graph.returned
+    guard: list[Node] = []
+    if made := graph.made_by(value, Map):
+        asked = graph.made_by(made.inputs[0], Map)
+        if made.op == WITHOUT_NAN:
+            value, guard = made.inputs[0], [made]
+        elif made.op == CHOSEN_WITHOUT_NAN and asked and asked.op == IS_NAN and asked.inputs[0] is made.inputs[1]:
+            value, guard = made.inputs[1], [made, asked]
+    return graph.made_by(value, Softmax), guard
 
 
 def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[Node]) -> Expr:
     """The input of a softmax as an expression over leaves: values that no map of the scores' shape makes."""
-    node = graph.producer.get(value)
-    inside = node is not None and isinstance(node.op, Map) and len(node.outputs) == 1 and _is_alone(graph, value)
-    inside = inside and len(inner) < MOST_MAPS
-    if inside and node is not None and value.type == inner[0].outputs[0].type:
-        assert isinstance(node.op, Map)
+    node = graph.made_by(value, Map) if graph.only_reader(value, Op) and len(inner) < MOST_MAPS else None
+    if node is not None and len(node.outputs) == 1 and value.type == inner[0].outputs[0].type:
         inner.append(node)
         (expr,) = node.op.parsed
         found = {each: _spelled_out(graph, each, leaves, inner) for each in dict.fromkeys(node.inputs)}
@@ -216,14 +213,13 @@ def _as_scores(expr: Expr, index: int) -> _Scores | None:
 def _checked(
     graph: Graph,
     masks: _Masks,
-    last: Node,
-    product: Node,
+    last: Node[MatMul],
+    product: Node[MatMul],
     scores: _Scores,
     leaves: Sequence[Value],
     inner: Sequence[Node],
 ) -> _Attention | None:
     """The attention, if the op can take its tensors."""
-    assert isinstance(product.op, MatMul) and isinstance(last.op, MatMul)
     shape = product.outputs[0].shape
     (q, k), v = product.inputs, last.inputs[1]
     if len({value.shape[:-2] for value in (q, k, v)}) > 1:
@@ -269,16 +265,12 @@ def _side(graph: Graph, value: Value, turned: bool) -> _Side:
 
 def _transposed(graph: Graph, value: Value) -> tuple[Value, tuple[int, ...]] | None:
     """What a value is transposed from, and how; perhaps as one batch of matrices, of all axes but the last two."""
-    node = graph.producer.get(value)
-    if node is not None and isinstance(node.op, Transpose):
+    if node := graph.made_by(value, Transpose):
         return node.inputs[0], node.op.perm
-    if node is None or not isinstance(node.op, Reshape):
-        return None
-    turn = graph.producer.get(node.inputs[0])
-    if turn is None or turn.op != Transpose((0, 2, 1)):
-        return None
-    merged = graph.producer.get(turn.inputs[0])
-    if merged is None or not isinstance(merged.op, Reshape):
+    split = graph.made_by(value, Reshape)
+    turn = graph.made_by(split.inputs[0], Transpose) if split else None
+    merged = graph.made_by(turn.inputs[0], Reshape) if turn else None
+    if turn is None or merged is None or turn.op.perm != (0, 2, 1):
         return None
     (whole,), rank = merged.inputs, len(value.shape)
     if (
@@ -291,8 +283,8 @@ def _transposed(graph: Graph, value: Value) -> tuple[Value, tuple[int, ...]] | N
 
 def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Value, float]:
     """The value that a side of the product is a multiple of, or the side itself, and the factor."""
-    node = graph.producer.get(value)
-    if node is None or not isinstance(node.op, Map) or len(node.inputs) != 1 or not _is_alone(graph, value):
+    node = graph.made_by(value, Map)
+    if node is None or len(node.inputs) != 1 or not graph.only_reader(value, Op):
         return value, 1.0
     scores = _as_scores(node.op.parsed[0], 0) if node.inputs[0].type == value.type else None
     if scores is None or scores.terms or len(node.outputs) > 1:

@@ -26,7 +26,7 @@ class _Chain:
         reads: (node, index) of each further input: that of a map, or one of the shape of a normalisation's vectors.
     """
 
-    conv: Node
+    conv: Node[Conv]
     nodes: tuple[Node, ...] = ()
     expr: Expr = RESULT
     reads: tuple[tuple[Node, int], ...] = ()
@@ -37,7 +37,6 @@ class _Chain:
 
     @property
     def op(self) -> ConvMap:
-        assert isinstance(self.conv.op, Conv)
         return ConvMap(*self.conv.op.geometry, str(self.expr), len(self.conv.inputs) > 2)
 
     @property
@@ -64,8 +63,8 @@ class FuseConvMaps(Pass, requires=("kernels",), ensures=("kernels",), optional=T
     def _run(self, graph: Graph) -> Graph:
         groups: dict[Node, _Chain] = {}
         taken: set[Node] = set()
-        for node in graph.nodes:
-            if not isinstance(node.op, Conv) or (len(node.inputs) > 2 and len(node.inputs[2].shape) > 1):
+        for node in graph.nodes_of(Conv):
+            if len(node.inputs) > 2 and len(node.inputs[2].shape) > 1:
                 continue
             chain, best = _Chain(node), None
             while (longer := _longer(graph, chain)) is not None and longer.last not in taken:
@@ -81,37 +80,34 @@ class FuseConvMaps(Pass, requires=("kernels",), ensures=("kernels",), optional=T
 
 def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
     """The chain with the node behind it, if only that node reads its result and one kernel can compute both."""
-    (value,), readers = chain.last.outputs, graph.readers[chain.last.outputs[0]]
-    if len(readers) != 1 or value in graph.returned:
-        return None
-    (node,) = readers
-    if node.inputs.count(value) != 1 or len(node.outputs) != 1 or node.outputs[0].type != value.type:
+    (value,) = chain.last.outputs
+    node = graph.only_reader(value, BatchNorm, Map)
+    if node is None or node.inputs.count(value) != 1 or len(node.outputs) != 1 or node.outputs[0].type != value.type:
         return None
     first = len(chain.reads) + 1
-    if isinstance(node.op, BatchNorm) and node.inputs[0] is value:
-        reads = [(node, 1)] * 3
+    if node.of(BatchNorm) and node.inputs[0] is value:
+        reads: list[tuple[Node, int]] = [(node, 1)] * 3
         mean, factor, bias = (Arg(first + i) for i in range(3))
         expr: Expr = (chain.expr - mean) * factor + bias
-    elif isinstance(node.op, Map) and node.outputs[0].kind is value.kind:
-        others = [i for i in sorted(used_args(*node.op.parsed)) if node.inputs[i] is not value]
+    elif (map := node.of(Map)) and node.outputs[0].kind is value.kind:
+        others = [i for i in sorted(used_args(*map.op.parsed)) if node.inputs[i] is not value]
         if not all(_is_read_along(node.inputs[i], value) for i in others):
             return None
         reads = [(node, i) for i in others]
         along = {i: Arg(first + k) for k, i in enumerate(others)}
-        expr = substitute(_wide(node), [along.get(i, chain.expr) for i in range(len(node.inputs))])
+        expr = substitute(_wide(map), [along.get(i, chain.expr) for i in range(len(node.inputs))])
     else:
         return None
     if len(used_args(expr)) != first + len(reads):  # one of them makes no difference
         return None
-    whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if isinstance(n.op, Map) and n.inputs[i].type == value.type]
+    whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if n.of(Map) and n.inputs[i].type == value.type]
     if len(whole) > 1 or (steps_of(expr) is None and value.dtype.is_narrow):
         return None
     return _Chain(chain.conv, (*chain.nodes, node), expr, (*chain.reads, *reads))
 
 
-def _wide(node: Node) -> Expr:
+def _wide(node: Node[Map]) -> Expr:
     """A map's expression over wide arguments and with a wide result: without conversions from and to narrow types."""
-    assert isinstance(node.op, Map)
     (expr,), result = node.op.parsed, node.outputs[0].dtype
     if not result.is_narrow:
         return expr
@@ -140,8 +136,8 @@ def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Sequence[Va
     conv = chain.conv
     further: list[Value] = []
     for node in chain.nodes:
-        if isinstance(node.op, BatchNorm):
-            further += node.op.vectors(b, [now[value] for value in node.inputs[1:]], len(node.outputs[0].shape))
+        if norm := node.of(BatchNorm):
+            further += norm.op.vectors(b, [now[value] for value in norm.inputs[1:]], len(norm.outputs[0].shape))
         else:
             further += [now[node.inputs[i]] for which, i in chain.reads if which is node]
     return [b.apply(chain.op, *(now[value] for value in conv.inputs), *further, name=f"{conv.name}/fused")]

@@ -18,13 +18,12 @@ from foreplan.passes.rewrite import Accepts, replaced, rewrite_groups
 class _Pair:
     """A product and the map behind it."""
 
-    product: Node
-    map: Node
+    product: Node[MatMul]
+    map: Node[Map]
 
     @property
     def further(self) -> list[Value]:
         """What the map reads beside the product, which has the shape of its results."""
-        assert isinstance(self.map.op, Map)
         read = dict.fromkeys(self.map.inputs[i] for i in sorted(used_args(*self.map.op.parsed)))
         return [value for value in read if value is not self.product.outputs[0]]
 
@@ -35,7 +34,6 @@ class _Pair:
     @property
     def op(self) -> MatMulMap:
         matmul, then = self.product.op, self.map.op
-        assert isinstance(matmul, MatMul) and isinstance(then, Map)
         places = {value: Arg(1 + i) for i, value in enumerate(self.further)} | {self.product.outputs[0]: Arg(0)}
         exprs = [substitute(expr, [places.get(value, Arg(0)) for value in self.map.inputs]) for expr in then.parsed]
         return MatMulMap(tuple(map(str, exprs)), matmul.transpose_a, matmul.transpose_b)
@@ -58,7 +56,7 @@ class FuseMatmulMaps(Pass, requires=("kernels",), ensures=("kernels",), optional
         pairs: dict[Node, _Pair] = {}
         position = {node: i for i, node in enumerate(graph.nodes)}
         updates = set(graph.updates.values())
-        for node in graph.nodes:
+        for node in graph.nodes_of(MatMul):
             pair = _pair(graph, position, updates, node)
             if pair is None or pair.map in pairs:
                 continue
@@ -87,15 +85,13 @@ def _updates_after_readers(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes)) if behind else graph
 
 
-def _pair(graph: Graph, position: Mapping[Node, int], updates: set[Value], node: Node) -> _Pair | None:
+def _pair(graph: Graph, position: Mapping[Node, int], updates: set[Value], node: Node[MatMul]) -> _Pair | None:
     """A product with its map, if fusing them costs no memory."""
-    if not isinstance(node.op, MatMul) or node.op.wide or len(node.inputs) != 2:
+    if node.op.wide or len(node.inputs) != 2:
         return None
-    (value,), readers = node.outputs, graph.readers[node.outputs[0]]
-    if value in graph.returned or len(set(readers)) != 1:
-        return None
-    (map,) = set(readers)
-    if not isinstance(map.op, Map) or any(y.shape != value.shape for y in map.outputs):
+    (value,) = node.outputs
+    map = graph.only_reader(value, Map)
+    if map is None or any(y.shape != value.shape for y in map.outputs):
         return None
     pair, passing = _Pair(node, map), [x for x in node.inputs if not x.kind.is_stored]
     smaller = all(x.type.nbytes <= value.type.nbytes for x in passing)

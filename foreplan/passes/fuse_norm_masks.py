@@ -21,8 +21,8 @@ class _Pair:
         op: what takes the place of both.
     """
 
-    map: Node
-    norm: Node
+    map: Node[MaskedMap]
+    norm: Node[BatchNormGrad]
     op: MaskedBatchNormGrad
 
     @property
@@ -49,7 +49,7 @@ class FuseNormMasks(Pass, requires=("kernels",), ensures=("kernels",), optional=
     def _run(self, graph: Graph) -> Graph:
         position = {node: i for i, node in enumerate(graph.nodes)}
         pairs: dict[Node, _Pair] = {}
-        for node in graph.nodes:
+        for node in graph.nodes_of(BatchNormGrad):
             pair = _pair(graph, node)
             if pair is None or pair.map in pairs:
                 continue
@@ -70,12 +70,10 @@ class FuseNormMasks(Pass, requires=("kernels",), ensures=("kernels",), optional=
         return rewrite(graph, replace) if pairs else graph
 
 
-def _pair(graph: Graph, norm: Node) -> _Pair | None:
-    if not isinstance(norm.op, BatchNormGrad):
-        return None
+def _pair(graph: Graph, norm: Node[BatchNormGrad]) -> _Pair | None:
     x, g = norm.inputs[0], norm.inputs[4]
-    map = graph.producer.get(g)
-    if map is None or not isinstance(map.op, MaskedMap) or len(map.outputs) > 1:
+    map = graph.made_by(g, MaskedMap)
+    if map is None or len(map.outputs) > 1:
         return None
     if any(value.type != x.type for value in map.inputs[1:]):
         return None

@@ -98,9 +98,9 @@ def _is_read_before(graph: Graph, group: list[_Update], position: dict[Node, int
 
 def _updates(graph: Graph) -> Iterator[_Update]:
     contents = set(graph.updates.values())
-    for node in graph.nodes:
+    for node in graph.nodes_of(Map):
         shape = node.outputs[0].shape
-        if not isinstance(node.op, Map) or len(shape) != 1 or not contents.issuperset(node.outputs):
+        if len(shape) != 1 or not contents.issuperset(node.outputs):
             continue
         read = list(dict.fromkeys(node.inputs[i] for i in sorted(used_args(*node.op.parsed))))
         own = tuple(x for x in read if x.shape == shape)

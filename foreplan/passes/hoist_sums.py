@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
-from foreplan.ops.expr import Arg
 from foreplan.ops.join import Concat
 from foreplan.ops.loop import Loop
 from foreplan.ops.map import Map, elementwise
@@ -16,7 +15,7 @@ from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 Make = Callable[[], Value]  # adds the nodes that compute a value behind the loop
 
@@ -38,8 +37,8 @@ class HoistSums(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
     def _run(self, graph: Graph) -> Graph:
         position = {node: i for i, node in enumerate(graph.nodes)}
 
-        def behind(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, Loop) or not _added(node.op):
+        def behind(b: Builder, node: Node[Loop], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            if not _added(node.op):
                 return None
             outputs: list[Value] = []
             dying = [not _is_kept(graph, position, node, i) for i in range(len(inputs))]
@@ -60,7 +59,7 @@ class HoistSums(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
             as_before = found[: len(node.op.results)] + found[len(op.results) :]
             return [summed.get(i, value) for i, value in enumerate(as_before)]
 
-        return rewrite(graph, behind) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+        return rewrite_ops(graph, behind, Loop) if graph.nodes_of(Loop) else graph
 
 
 hoist_sums = HoistSums()
@@ -87,8 +86,8 @@ def _added(op: Loop) -> dict[int, Value]:
     """By the number of each carry that a step only adds something to: what it adds."""
     body, found = op.graph, {}
     for i, (carry, after) in enumerate(zip(body.inputs[: op.carries], op.results)):
-        node = body.producer.get(after)
-        if node is None or not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),):
+        node = body.made_by(after, Map)
+        if node is None or not node.op.is_sum:
             continue
         others = [value for value in node.inputs if value is not carry]
         alone = body.readers[carry] == (node,) and not body.readers[after] and op.results.count(after) == 1
@@ -107,7 +106,7 @@ def _with_factors(op: Loop, stacks: Collection[Value], dying: Sequence[bool]) ->
     free.subtract(value.type.nbytes for value in op.results[op.carries :])
     more: list[Value] = []
     for value in _added(op).values():
-        node = body.producer.get(value)
+        node = body.made_by(value, MatMul)
         if node is None or node.op != MatMul(transpose_a=True) or op.kept > 0:
             continue
         missing = [x for x in dict.fromkeys(node.inputs) if x not in stacks and x not in more]
@@ -141,18 +140,18 @@ def _stacks(
     for place, i in enumerate(op.histories, last):
         found.setdefault(body.inputs[i], partial(_history, b, op, outputs, place, False))
         found.setdefault(op.results[i], partial(_history, b, op, outputs, place, True))
-    for node in reversed(body.nodes):
-        if isinstance(node.op, Concat) and (whole := found.get(node.outputs[0])):
-            start = 0
-            for value in node.inputs:
-                found.setdefault(value, partial(_part, b, whole, node.op.axis + 1, start, value.shape[node.op.axis]))
-                start += value.shape[node.op.axis]
-    for node in body.nodes:
-        if (whole := found.get(node.inputs[0]) if node.op.is_view else None) is not None:
-            if isinstance(node.op, Reshape):
-                found.setdefault(node.outputs[0], partial(_reshaped, b, whole, (op.steps, *node.outputs[0].shape)))
-            elif isinstance(node.op, Slice):
-                found.setdefault(node.outputs[0], partial(_sliced, b, whole, node.op))
+    for join in reversed(body.nodes_of(Concat)):
+        if whole := found.get(join.outputs[0]):
+            start, axis = 0, join.op.axis
+            for value in join.inputs:
+                found.setdefault(value, partial(_part, b, whole, axis + 1, start, value.shape[axis]))
+                start += value.shape[axis]
+    for view in body.nodes_of(Reshape, Slice):
+        if (whole := found.get(view.inputs[0])) is not None:
+            if cut := view.of(Slice):
+                found.setdefault(cut.outputs[0], partial(_sliced, b, whole, cut.op))
+            else:
+                found.setdefault(view.outputs[0], partial(_reshaped, b, whole, (op.steps, *view.outputs[0].shape)))
     return found
 
 
@@ -181,15 +180,15 @@ def _totals(b: Builder, op: Loop, stacks: Mapping[Value, Make]) -> dict[int, Mak
 
 def _total(b: Builder, body: Graph, stacks: Mapping[Value, Make], value: Value) -> Make | None:
     """What a value of a body adds up to over all steps; None if it takes more than there are stacks of."""
-    node = body.producer.get(value)
-    if node is not None and isinstance(node.op, Reshape):
-        inner = _total(b, body, stacks, node.inputs[0])
+    if turned := body.made_by(value, Reshape):
+        inner = _total(b, body, stacks, turned.inputs[0])
         return inner and partial(_reshaped, b, inner, value.shape)
+    node = body.producer.get(value)
     if node is not None and all(x in stacks for x in node.inputs) and len(value.shape) <= 2:
-        if isinstance(node.op, MatMul) and node.op == MatMul(transpose_a=True) and len(node.inputs) == 2:
+        if node.op == MatMul(transpose_a=True) and len(node.inputs) == 2:
             return partial(_product, b, *(stacks[x] for x in node.inputs))
-        if isinstance(node.op, Reduce) and node.op.how == "sum":
-            return partial(_sum, b, stacks[node.inputs[0]], node.op.axes, value)
+        if (total := node.of(Reduce)) and total.op.how == "sum":
+            return partial(_sum, b, stacks[total.inputs[0]], total.op.axes, value)
     return partial(_sum, b, stacks[value], (), value) if value in stacks else None
 
 
@@ -206,7 +205,6 @@ def _sum(b: Builder, stack: Make, axes: Sequence[int], like: Value) -> Value:
 
 def _is_zero(graph: Graph, value: Value) -> bool:
     """Whether a value is a constant zero, perhaps repeated."""
-    node = graph.producer.get(value)
-    if node is not None and isinstance(node.op, Broadcast):
-        value = node.inputs[0]
+    if repeated := graph.made_by(value, Broadcast):
+        value = repeated.inputs[0]
     return value.kind is Kind.CONSTANT and value.init == Fill(0.0)

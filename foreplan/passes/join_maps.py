@@ -29,18 +29,18 @@ class JoinMaps(Pass, requires=("plain ops",), ensures=("plain ops",), optional=T
     def _run(self, graph: Graph) -> Graph:
         fresh = {new: old for old, new in graph.updates.items()}
         nodes: list[Node | None] = []
-        groups: dict[int, list[Node]] = {}  # by the place of its last node in `nodes`
+        groups: dict[int, list[Node[Map]]] = {}  # by the place of its last node in `nodes`
         for node in graph.nodes:
             read = set(node.inputs)
             groups = {at: group for at, group in groups.items() if read.isdisjoint(_outputs(group))}
-            group = [node]
-            if isinstance(node.op, Map) and node.outputs[0].type.nbytes <= JOINED_BYTES:
+            if (map := node.of(Map)) and node.outputs[0].type.nbytes <= JOINED_BYTES:
+                group = [map]
                 for at, others in groups.items():
-                    if _fit(others, node, fresh):
-                        group, nodes[at] = [*groups.pop(at), node], None
+                    if _fit(others, map, fresh):
+                        group, nodes[at] = [*groups.pop(at), map], None
                         break
-                groups[len(nodes)] = group
-            nodes.append(_joined(group))
+                groups[len(nodes)], node = group, _joined(group)
+            nodes.append(node)
         found = _with_parts(replace(graph, nodes=tuple(node for node in nodes if node is not None)), fresh)
         return graph if found.nodes == graph.nodes else found
 
@@ -50,14 +50,14 @@ join_maps = JoinMaps()
 
 def _with_parts(graph: Graph, fresh: Mapping[Value, Value]) -> Graph:
     """The graph with maps in the place of their results, where one other map alone reads these."""
-    now: dict[Node, Node] = {}  # what a map has become, with its parts
+    now: dict[Node, Node[Map]] = {}  # what a map has become, with its parts
     gone: set[Node] = set()
-    for node in graph.nodes:
-        if not isinstance(node.op, Map) or len(node.outputs) > 1 or node.outputs[0] in graph.returned:
+    for node in graph.nodes_of(Map):
+        if len(node.outputs) > 1 or node.outputs[0] in graph.returned:
             continue
         readers = set(graph.readers[node.outputs[0]])
-        reader = readers.pop() if len(readers) == 1 else node
-        if reader is node or not isinstance(reader.op, Map) or reader.outputs[0].type.nbytes > JOINED_BYTES:
+        reader = readers.pop().of(Map) if len(readers) == 1 else None
+        if reader is None or reader.outputs[0].type.nbytes > JOINED_BYTES:
             continue
         exprs, inputs = fused([now.get(node, node), now.get(reader, reader)], {})
         if _is_alike(node, reader) and _is_small(exprs, inputs, fresh):
@@ -70,7 +70,7 @@ def _outputs(group: Sequence[Node]) -> list[Value]:
     return [value for node in group for value in node.outputs]
 
 
-def _fit(group: Sequence[Node], node: Node, fresh: Mapping[Value, Value]) -> bool:
+def _fit(group: Sequence[Node[Map]], node: Node[Map], fresh: Mapping[Value, Value]) -> bool:
     """Whether a map may join others."""
     before = {value for each in group for value in each.inputs}
     return (
@@ -91,18 +91,17 @@ def _is_small(exprs: Sequence[Expr], inputs: Sequence[Value], fresh: Mapping[Val
     return small and not any(fresh.get(value) in inputs for value in inputs)
 
 
-def _together(group: Sequence[Node]) -> tuple[list[Expr], list[Value]]:
+def _together(group: Sequence[Node[Map]]) -> tuple[list[Expr], list[Value]]:
     """The expressions of maps, over all that they read."""
     inputs = list(dict.fromkeys(value for node in group for value in node.inputs))
     exprs: list[Expr] = []
     for node in group:
-        assert isinstance(node.op, Map)
         args = [Arg(inputs.index(value)) for value in node.inputs]
         exprs += [substitute(expr, args) for expr in node.op.parsed]
     return exprs, inputs
 
 
-def _joined(group: Sequence[Node]) -> Node:
+def _joined(group: Sequence[Node[Map]]) -> Node[Map]:
     """One map for a group; a single node as it is."""
     if len(group) == 1:
         return group[0]

@@ -10,7 +10,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.ir import live_nodes
 from foreplan.ops.loop import Loop
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,12 @@ class WriteOutLoops(Pass, requires=("forward",), ensures=("forward", "no loops")
     """
 
     def _run(self, graph: Graph) -> Graph:
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, Loop):
-                return None
+        def replace(b: Builder, node: Node[Loop], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
             b.scope = f"{node.name}/"
             return node.op.decompose(b, inputs)
 
-        while any(isinstance(node.op, Loop) for node in graph.nodes):  # a body may hold another loop
-            graph = rewrite(graph, replace)
+        while graph.nodes_of(Loop):  # a body may hold another loop
+            graph = rewrite_ops(graph, replace, Loop)
         return graph
 
 
@@ -47,20 +45,18 @@ class TrimLoops(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
     def _run(self, graph: Graph) -> Graph:
         read = graph.returned.union(*(node.inputs for node in graph.nodes))
 
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, Loop):
-                return None
-            return _trimmed(b, node, node.op, inputs, [value in read for value in node.outputs])
+        def replace(b: Builder, node: Node[Loop], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            return _trimmed(b, node, inputs, [value in read for value in node.outputs])
 
-        return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
+        return rewrite_ops(graph, replace, Loop) if graph.nodes_of(Loop) else graph
 
 
 trim_loops = TrimLoops()
 
 
-def _trimmed(b: Builder, node: Node, op: Loop, inputs: Sequence[Value], wanted: Sequence[bool]) -> list[Value] | None:
+def _trimmed(b: Builder, node: Node[Loop], inputs: Sequence[Value], wanted: Sequence[bool]) -> list[Value] | None:
     """The outputs of a smaller loop, and those that nobody reads as they were; None if it cannot be smaller."""
-    body, last = op.graph, len(op.results)
+    op, body, last = node.op, node.op.graph, len(node.op.results)
     histories = [i for i, want in zip(op.histories, wanted[last:]) if want]
     after = {op.results[i]: i for i in histories}
     shared = {

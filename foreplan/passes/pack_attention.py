@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.join import Concat
@@ -28,7 +28,10 @@ class PackAttention(Pass, requires=("plain ops",), ensures=("plain ops", "live")
     """
 
     def _run(self, graph: Graph) -> Graph:
-        packed = {node: found for node in graph.nodes if (found := _packed(graph, node)) is not None}
+        packed: dict[Node, tuple[Node[AttentionGrad], Value]] = {}
+        for join in graph.nodes_of(Concat):
+            if (found := _packed(graph, join)) is not None:
+                packed[join] = found
         if not packed:
             return graph
         now: dict[Value, Value] = {}
@@ -39,7 +42,6 @@ class PackAttention(Pass, requires=("plain ops",), ensures=("plain ops", "live")
                 return None
             grad, x = packed[node]
             op, (q, k) = grad.op, grad.inputs[:2]
-            assert isinstance(op, AttentionGrad)
             o, lse, g = (now.get(value, value) for value in grad.inputs[3:])
             whole = PackedAttentionGrad(op.scale, q.shape[2], k.shape[2], op.causal)
             return b.node(whole, now.get(x, x), o, lse, g, name=f"{grad.name}/packed")
@@ -50,15 +52,15 @@ class PackAttention(Pass, requires=("plain ops",), ensures=("plain ops", "live")
 pack_attention = PackAttention()
 
 
-def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:
+def _packed(graph: Graph, join: Node[Concat]) -> tuple[Node[AttentionGrad], Value] | None:
     """(attention_grad, the tensor of queries, keys and values) of a node that concatenates their gradients."""
-    if not isinstance(join.op, Concat) or len(join.inputs) != 3 or join.op.axis != 2:
+    if len(join.inputs) != 3 or join.op.axis != 2:
         return None
     sources = [_through(graph, value) for value in join.inputs]
-    grad = graph.producer.get(sources[0])
-    if grad is None or not isinstance(grad.op, AttentionGrad) or tuple(sources) != grad.outputs:
+    grad = graph.made_by(sources[0], AttentionGrad)
+    if grad is None or tuple(sources) != grad.outputs:
         return None
-    alone = all(len(graph.readers[value]) == 1 and value not in graph.returned for value in (*sources, *join.inputs))
+    alone = all(graph.only_reader(value, Op) for value in (*sources, *join.inputs))
     x = _sliced_tensor(graph, grad.inputs[:3])
     fits = alone and x is not None and x.type == join.outputs[0].type and grad.op.heads_last and len(grad.inputs) == 6
     return (grad, x) if fits and x is not None else None
@@ -66,8 +68,8 @@ def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:
 
 def _through(graph: Graph, value: Value) -> Value:
     """The value that this one is a reshape of, or itself."""
-    node = graph.producer.get(value)
-    return node.inputs[0] if node is not None and isinstance(node.op, Reshape) else value
+    node = graph.made_by(value, Reshape)
+    return node.inputs[0] if node else value
 
 
 def _sliced_tensor(graph: Graph, parts: Sequence[Value]) -> Value | None:
@@ -75,8 +77,8 @@ def _sliced_tensor(graph: Graph, parts: Sequence[Value]) -> Value | None:
     whole: Value | None = None
     start = 0
     for value in parts:
-        node = graph.producer.get(_through(graph, value))
-        if node is None or not isinstance(node.op, Slice) or whole not in (None, node.inputs[0]):
+        node = graph.made_by(_through(graph, value), Slice)
+        if node is None or whole not in (None, node.inputs[0]):
             return None
         whole = node.inputs[0]
         if len(whole.shape) != 3 or value.shape[:2] != whole.shape[:2] or node.op.steps != (1, 1, 1):

@@ -44,9 +44,9 @@ class PackMasks(Pass, requires=("plain ops",), ensures=("plain ops", "live"), op
             for value in read:
                 if value not in masks:
                     pack(b, value)
-            asked = next((value for value in read if _asks(node, value)), None)
-            if asked is not None:
-                return _masked(b, node, inputs, node.inputs.index(asked), masks[asked], conditions[asked])
+            for value in read:
+                if map := _asking(node, value):
+                    return _masked(b, map, inputs, map.inputs.index(value), masks[value], conditions[value])
             made = [value for value in node.outputs if value in kept]
             if not made:
                 return None
@@ -65,11 +65,11 @@ def _is_gradient(node: Node) -> bool:
     return node.outputs[0].kind is Kind.GRADIENT
 
 
-def _asks(node: Node, value: Value) -> bool:
-    """Whether a backward node only asks yes-or-no questions of a value."""
-    if not _is_gradient(node) or not isinstance(node.op, Map) or node.outputs[0].shape != value.shape:
-        return False
-    return node.inputs.count(value) == 1 and _questions(node, node.inputs.index(value)) is not None
+def _asking(node: Node, value: Value) -> Node[Map] | None:
+    """The node, if it is a backward map that only asks yes-or-no questions of a value."""
+    map = node.of(Map) if _is_gradient(node) and node.inputs.count(value) == 1 else None
+    fits = map and map.outputs[0].shape == value.shape and _questions(map, map.inputs.index(value)) is not None
+    return map if fits else None
 
 
 def _condition(graph: Graph, value: Value) -> Expr | None:
@@ -80,8 +80,8 @@ def _condition(graph: Graph, value: Value) -> Expr | None:
         return None
     found: set[Expr] = set()
     for node in graph.readers[value]:
-        if _asks(node, value):
-            found |= _questions(node, node.inputs.index(value)) or set()
+        if map := _asking(node, value):
+            found |= _questions(map, map.inputs.index(value)) or set()
     return found.pop() if len(found) == 1 else None
 
 
@@ -90,13 +90,12 @@ def _has_other_gradients(graph: Graph, value: Value) -> bool:
     return any(
         _has_other_gradients(graph, node.outputs[0]) if node.op.is_view else _is_gradient(node)
         for node in graph.readers[value]
-        if not _asks(node, value)
+        if not _asking(node, value)
     )
 
 
-def _questions(node: Node, index: int) -> set[Expr] | None:
+def _questions(node: Node[Map], index: int) -> set[Expr] | None:
     """The boolean parts of a map's expressions that read input `index` alone, over a0; None if it is read otherwise."""
-    assert isinstance(node.op, Map)
     types = infer_dtypes([value.dtype for value in node.inputs], *node.op.parsed)
     found: set[Expr] = set()
     seen: set[Expr] = set()
@@ -116,10 +115,9 @@ def _questions(node: Node, index: int) -> set[Expr] | None:
 
 
 def _masked(
-    b: Builder, node: Node, inputs: tuple[Value, ...], index: int, mask: Value, condition: Expr
+    b: Builder, node: Node[Map], inputs: tuple[Value, ...], index: int, mask: Value, condition: Expr
 ) -> Sequence[Value]:
     """The map with the mask as its first input and the activation gone."""
-    assert isinstance(node.op, Map)
     others = [i for i in range(len(inputs)) if i != index]
     places = {old: Arg(new) for new, old in enumerate(others, 1)}
     answers: dict[Expr, Expr] = {substitute(condition, [Arg(index)]): Arg(0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from foreplan.graph import Graph, Kind, Window
+from foreplan.graph import Graph, Kind, Op, Window
 from foreplan.graph.ir import live_nodes
 from foreplan.ops.conv.mapped import ConvMap
 from foreplan.ops.loop import Loop
@@ -51,7 +51,7 @@ def _not_forward(graph: Graph) -> str:
 def _not_in_training_form(graph: Graph) -> str:
     formed = {node.name: node.op for node in training_form(graph).nodes}
     live = [node for node in live_nodes(graph, graph.results) if formed.get(node.name) != node.op]
-    names = (node.name for node in live if not isinstance(node.op, Loop))  # whose derivative takes the form by itself
+    names = (node.name for node in live if not node.of(Loop))  # whose derivative takes the form by itself
     return next((f"{name} is not in it" for name in names), "")
 
 
@@ -65,9 +65,9 @@ def _dead(graph: Graph) -> str:
     return next((f"nothing reads {node.name}" for node in graph.nodes if node not in live), "")
 
 
-def _lacking(*kinds: type) -> Callable[[Graph], str]:
-    """The check that no node is of these kinds."""
-    return lambda graph: next((f"{node.name} is one" for node in graph.nodes if isinstance(node.op, kinds)), "")
+def _lacking(*ops: type[Op]) -> Callable[[Graph], str]:
+    """The check that no node is of these ops."""
+    return lambda graph: next((f"{node.name} is one" for node in graph.nodes_of(*ops)), "")
 
 
 def _narrow(graph: Graph) -> str:

@@ -54,7 +54,7 @@ class PushSlices(Pass, requires=("plain ops",), ensures=("plain ops", "live"), o
                     part(b, old, new, cut) for old, new, cut in zip(node.inputs, inputs, plan.inputs, strict=True)
                 ]
                 return b.node(plan.op, *values, name=f"{node.name}/part")
-            producer = graph.producer.get(node.inputs[0]) if isinstance(node.op, Slice) else None
+            producer = graph.producer.get(node.inputs[0]) if node.of(Slice) else None
             return [inputs[0]] if producer is not None and producer in plans else None
 
         return rewrite(graph, rewritten)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from foreplan.ops.fake_quantised import fake_quantised, range_of
 from foreplan.ops.map import convert
 from foreplan.ops.marks import Quantised
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import builder_for, rewrite
+from foreplan.passes.rewrite import builder_for, rewrite_ops
 
 _MOST_BYTES = 1 << 26  # of scales and zero points
 
@@ -67,7 +67,7 @@ def schemes(graph: Graph) -> dict[Value, Scheme]:
     """How the stored tensors of a graph are quantised that stand for weights; read in one way only."""
     found: dict[Value, Scheme] = {}
     makers = {made: node for node in graph.nodes for made in node.outputs}
-    for node in _marks(graph):
+    for node in graph.nodes_of(Quantised):
         _, codes, *beside = node.inputs
         arrays = _known(beside, makers)
         if codes.init is None or arrays is None:
@@ -106,7 +106,7 @@ class QuantisedWeights(Pass, requires=("forward", "plain ops"), ensures=("forwar
         now: dict[Value, Value] = {}
         for node in _read(graph, found):
             inputs = tuple(now.get(value, value) for value in node.inputs)
-            if isinstance(node.op, Quantised) and node.inputs[1] in found:
+            if node.of(Quantised) and node.inputs[1] in found:
                 codes, scale, *zero = node.inputs[1], *inputs[2:]
                 b.source, b.scope = node.source, node.name + "/"
                 made = fake_quantised(b, wide[codes], scale, zero[0] if zero else None, codes.dtype)
@@ -130,14 +130,10 @@ quantised_weights = QuantisedWeights()
 def without_weights(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph whose integers of these names stay as they are: no weights stand for them."""
 
-    def unmarked(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[:1] if isinstance(node.op, Quantised) and node.inputs[1].name in names else None
+    def unmarked(b: Builder, node: Node[Quantised], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        return inputs[:1] if node.inputs[1].name in names else None
 
-    return rewrite(graph, unmarked) if names else graph
-
-
-def _marks(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if isinstance(node.op, Quantised))
+    return rewrite_ops(graph, unmarked, Quantised) if names else graph
 
 
 def _read(graph: Graph, found: Mapping[Value, Scheme]) -> list[Node]:
@@ -147,7 +143,7 @@ def _read(graph: Graph, found: Mapping[Value, Scheme]) -> list[Node]:
         if read.isdisjoint(node.outputs):
             continue
         kept.append(node)
-        marked = isinstance(node.op, Quantised) and node.inputs[1] in found
+        marked = node.of(Quantised) and node.inputs[1] in found
         read.update(node.inputs[2:] if marked else node.inputs)
     return kept[::-1]
 

@@ -111,8 +111,8 @@ def _check_numbers(graph: Graph, places: _Places) -> None:
     Two samples are let pass: a half and a double stand in too many formulas.
     """
     suspects = (places.count, 1 / places.count)
-    for node in graph.nodes if places.count > 2 else ():
-        if isinstance(node.op, Map) and not places.found.keys().isdisjoint(node.outputs):
+    for node in graph.nodes_of(Map) if places.count > 2 else ():
+        if not places.found.keys().isdisjoint(node.outputs):
             for whole_expr in node.op.parsed:
                 expr: Expr = whole_expr
                 while isinstance(expr, Call) and len(expr.args) == 1:  # a conversion of what was computed
@@ -158,9 +158,9 @@ class _Places:
         """
         for result in graph.results:
             if result in dependent:
-                node = graph.producer.get(result)
-                is_mean = node is not None and not result.shape and _is_mean(node)  # of any number of samples
-                self._from_result(graph, node.inputs[0] if node is not None and is_mean else result, dependent, inputs)
+                node = graph.made_by(result, Reduce)
+                is_mean = node and not result.shape and node.op.how == "mean"  # of any number of samples
+                self._from_result(graph, node.inputs[0] if node and is_mean else result, dependent, inputs)
 
     def _from_result(
         self, graph: Graph, result: Value, dependent: Collection[Value], inputs: Mapping[Value, Samples]
@@ -218,10 +218,10 @@ class _Places:
     def _of_node(self, node: Node, found: Mapping[Value, Samples], dependent: Collection[Value]) -> tuple[_Lies, _Lies]:
         """Where the samples lie in what a node reads, and in what it makes."""
         first = node.outputs[0]
-        if isinstance(node.op, Loop):
-            reads, writes, _ = self.of_loop(node, node.op, found, dependent)
+        if loop := node.of(Loop):
+            reads, writes, _ = self.of_loop(loop, found, dependent)
             return reads, writes
-        if isinstance(node.op, Reshape):
+        if node.of(Reshape):
             return [self._before(node, found[first])], [found[first]]
         for lies in [found[first]] if first in found else self._possible(first):
             ways = [narrowed(node, lies.box(first.shape, index, self.count)) for index in (0, self.count - 1)]
@@ -258,10 +258,10 @@ class _Places:
         raise _Mixed(f"the samples of {value.name!r} ({value.type}) do not lie one behind the other along one axis")
 
     def of_loop(
-        self, node: Node, op: Loop, found: Mapping[Value, Samples], dependent: Collection[Value]
+        self, node: Node[Loop], found: Mapping[Value, Samples], dependent: Collection[Value]
     ) -> tuple[_Lies, _Lies, dict[Value, Samples]]:
         """The same of a loop, by what its body reads for a sample of its results; and the places in the body."""
-        body, carries = op.graph, op.carries
+        op, body, carries = node.op, node.op.graph, node.op.carries
         results = [*op.results, *(op.results[i] for i in op.histories)]
         ends: dict[Value, Samples] = {}
         for i, (value, inner) in enumerate(zip(node.outputs, results)):
@@ -316,10 +316,6 @@ def _dependent(graph: Graph, inputs: Iterable[Value]) -> set[Value]:
     return found
 
 
-def _is_mean(node: Node) -> bool:
-    return isinstance(node.op, Reduce) and node.op.how == "mean"
-
-
 def _rebuilt(graph: Graph, places: _Places, new: int) -> Graph:
     """The graph with another number of samples in the values that have them."""
     found = places.found
@@ -351,10 +347,9 @@ def _rebuilt(graph: Graph, places: _Places, new: int) -> Graph:
 def _of_samples(node: Node, places: _Places, new: int) -> Op:
     """The op of a node for another number of samples."""
     op, first = node.op, node.outputs[0]
-    if isinstance(op, Loop):
-        every = set(places.found)
-        _, _, inside = places.of_loop(node, op, places.found, every)
-        return replace(op, body=_rebuilt(op.graph, _Places(places.count, inside), new).as_text())
+    if loop := node.of(Loop):
+        _, _, inside = places.of_loop(loop, places.found, set(places.found))
+        return replace(loop.op, body=_rebuilt(loop.op.graph, _Places(places.count, inside), new).as_text())
     shape = getattr(op, "shape", None)  # which some ops hold of their result
     if shape is None:
         return op

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from foreplan.graph import Builder, Graph, GraphBuilder, Node, Op, Value
-from foreplan.graph.op import Types
+from foreplan.graph.op import Asked, Types
 
 Group = TypeVar("Group")
 Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
@@ -74,6 +74,20 @@ def rewrite(
         {name: new(value) for name, value in graph.gradients.items()},
     )
     return graph if _parts(made) == _parts(graph) else made
+
+
+def rewrite_ops(
+    graph: Graph,
+    replace: Callable[[Builder, Node[Asked], tuple[Value, ...]], Sequence[Value] | None],
+    *ops: type[Asked],
+) -> Graph:
+    """`rewrite`, with `replace` called for the nodes of these ops alone; all others are copied."""
+
+    def asked(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        found = node.of(*ops)
+        return None if found is None else replace(b, found, inputs)
+
+    return rewrite(graph, asked)
 
 
 def _parts(graph: Graph) -> tuple[object, ...]:

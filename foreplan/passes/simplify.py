@@ -86,10 +86,9 @@ class FuseMaps(Pass, requires=("plain ops",), ensures=("plain ops", "live"), opt
     def _run(self, graph: Graph) -> Graph:
         group = _groups(graph)
         absorbed = {node for node, root in group.items() if node is not root}
-        members: dict[Node, list[Node]] = {}
-        for node in graph.nodes:
-            if node in group:
-                members.setdefault(group[node], []).append(node)
+        members: dict[Node, list[Node[Map]]] = {}
+        for node in graph.nodes_of(Map):
+            members.setdefault(group[node], []).append(node)
         now: dict[Value, Value] = {}
 
         def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
@@ -114,9 +113,7 @@ def _groups(graph: Graph) -> dict[Node, Node]:
     group: dict[Node, Node] = {}
     parts: dict[Node, int] = {}
     outside: dict[Node, set[Value]] = {}
-    for node in reversed(graph.nodes):
-        if not isinstance(node.op, Map):
-            continue
+    for node in reversed(graph.nodes_of(Map)):
         readers = {group.get(reader) for value in node.outputs for reader in graph.readers[value]}
         root = next(iter(readers)) if len(readers) == 1 else None
         size = len(subexpressions(*node.op.parsed))
@@ -139,7 +136,7 @@ def _groups(graph: Graph) -> dict[Node, Node]:
     return group
 
 
-def fused(nodes: Sequence[Node], now: Mapping[Value, Value]) -> tuple[list[Expr], list[Value]]:
+def fused(nodes: Sequence[Node[Map]], now: Mapping[Value, Value]) -> tuple[list[Expr], list[Value]]:
     """The last map's expressions over the outer inputs of a group.
 
     Args:
@@ -149,7 +146,6 @@ def fused(nodes: Sequence[Node], now: Mapping[Value, Value]) -> tuple[list[Expr]
     inside: dict[Value, Expr] = {}
     exprs: list[Expr] = []
     for node in nodes:
-        assert isinstance(node.op, Map)
         args: list[Expr] = []
         for value in node.inputs:
             if value not in inside:

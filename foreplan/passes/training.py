@@ -14,7 +14,7 @@ from foreplan.ops.custom_gradient import CustomGradient
 from foreplan.ops.map import elementwise
 from foreplan.ops.marks import ByMode, Mark
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite, rewrite_ops
 
 
 class _Training:
@@ -57,12 +57,10 @@ class WithoutMarks(Pass, requires=("plain ops",), ensures=("no marks",)):
     """The graph without marks for differentiation, once that is done, or where it never will be."""
 
     def _run(self, graph: Graph) -> Graph:
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            return inputs[: len(node.outputs)] if isinstance(node.op, Mark | CustomGradient) else None
-
-        if not any(isinstance(node.op, Mark | CustomGradient) for node in graph.nodes):
+        if not graph.nodes_of(Mark, CustomGradient):
             return graph
-        return _without_idle_updates(rewrite(graph, replace))
+        passed = rewrite_ops(graph, lambda b, node, inputs: inputs[: len(node.outputs)], Mark, CustomGradient)
+        return _without_idle_updates(passed)
 
 
 without_marks = WithoutMarks()
@@ -76,11 +74,9 @@ def _without_idle_updates(graph: Graph) -> Graph:
 
 def of_mode(graph: Graph, training: bool) -> Graph:
     """The graph without what it computes in the other mode alone, so that this takes no training form."""
-
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        return inputs[training : training + 1] if isinstance(node.op, ByMode) else None
-
-    return rewrite(graph, replace) if any(isinstance(node.op, ByMode) for node in graph.nodes) else graph
+    if not graph.nodes_of(ByMode):
+        return graph
+    return rewrite_ops(graph, lambda b, node, inputs: inputs[training : training + 1], ByMode)
 
 
 @dataclass(frozen=True)

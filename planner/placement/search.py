@@ -202,9 +202,11 @@ def _advance(sections, state, path, depth, capacity, roof, any_fixed):  # type: 
         fits = put(sections, state, path.options[k], capacity)
     else:
         fits = True
+        floor = state.least[path.options[end - 1]]
         for x in range(path.first[depth], end):
             i = path.options[x]
-            fits = fits and bump(sections, state, i, state.least[i] + 1, capacity)
+            if state.least[i] == floor:  # else its twin has raised it
+                fits = fits and bump(sections, state, i, floor + 1, capacity)
     return infer(sections, state, capacity, roof, any_fixed) and fits
 
 

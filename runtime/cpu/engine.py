@@ -63,7 +63,7 @@ class CpuBound(NumpyBound):
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
-        if call.kernel == "reference" or isinstance(call.op, Loop | Collective):
+        if call.kernel == "reference" or call.of(Loop, Collective):
             return super().bind(call, inputs, outputs, scratch)
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernels_for(call.op, reads, writes, self.threads).get(call.kernel)

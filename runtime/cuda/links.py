@@ -61,10 +61,9 @@ class Links:
     def _made(self) -> Mapping[Way, Link]:
         """The links to other stages. All ranks make them at the same time."""
         found = set[Way]()
-        for call in self.program.calls:
-            if isinstance(call.op, BeginMessage):
-                ends = (call.op.own, call.op.peer)
-                found.add(ends if isinstance(call.op, BeginSend) else ends[::-1])
+        for call in self.program.calls_of(BeginMessage):
+            ends = (call.op.own, call.op.peer)
+            found.add(ends if call.of(BeginSend) else ends[::-1])
         return ways(stages_of(self.world, self.program), self.card, found)
 
 

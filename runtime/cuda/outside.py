@@ -28,7 +28,7 @@ def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     nodes = sum(1 for half in halves for _ in instructions(*half, device))
     libraries = libraries_of(half.calls[step.action].kernel for half, planned in halves for step in planned.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
-    begun = [call.op for half, _ in halves for call in half.calls if isinstance(call.op, Begin)]
+    begun = [call.op for half, _ in halves for call in half.calls_of(Begin)]
     return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table, connected(begun, device))
 
 

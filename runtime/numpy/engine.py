@@ -145,10 +145,10 @@ class NumpyBound:
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
-        if isinstance(call.op, Loop):
-            loop = loop_of(call.op, self.program.target, call.payload)
+        if body := call.of(Loop):
+            loop = loop_of(body.op, self.program.target, body.payload)
             return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, self.copy))
-        if isinstance(call.op, Collective):
+        if call.of(Collective):
             return self.exchanges.bind(call, inputs, outputs)
         return partial(call.op.compute, inputs, outputs, scratch)
 

@@ -17,15 +17,15 @@ def check_exchanges(program: Program, plan: Plan) -> None:
     Raises:
         PlanError: names the node.
     """
-    for op in {call.op for call in program.calls if isinstance(call.op, Collective)}:
+    for op in {call.op for call in program.calls_of(Collective)}:
         if program.ranks % (op.ranks * op.stride):
             raise PlanError(f"{program.ranks} ranks are not made up of groups as {op} has them")
-    begins = {call.outputs[0].value: call for call in program.calls if _is_begun(call)}
+    begins = {call.outputs[0].value: call for call in program.calls_of(Begin) if not call.op.wait}
     for action, call in zip(program.actions, program.calls):
         where = f"node {call.node!r}"
-        if isinstance(call.op, Finish):
-            begun = begins.get(call.inputs[0].value)
-            if begun is None or begun.inputs[0] != call.inputs[1]:
+        if call.of(Finish):
+            first = begins.get(call.inputs[0].value)
+            if first is None or first.inputs[0] != call.inputs[1]:
                 raise PlanError(f"{where}: waits for no exchange, or for one that sends something else")
             if [(pair.write, pair.read) for pair in action.overwrites] != [(0, 0)]:
                 raise PlanError(f"{where}: what arrives does not take the place of what was begun")
@@ -42,12 +42,12 @@ def check_exchanges(program: Program, plan: Plan) -> None:
         for value, begun in under_way.items():
             if begun.inputs[0].value in action.writes:
                 places[value].add(-1)
-        if _is_begun(call):
+        if (begin := call.of(Begin)) and not begin.op.wait:
             if call.outputs[0].value in under_way:
                 raise PlanError(f"node {call.node!r}: begins once more what is under way")
             under_way[call.outputs[0].value] = call
             places[call.outputs[0].value] = {reads.get(call.inputs[0].value, 0)}
-        elif isinstance(call.op, Finish):
+        elif call.of(Finish):
             value, sent = (operand.value for operand in call.inputs[:2])
             if under_way.pop(value, None) is None:
                 raise PlanError(f"node {call.node!r}: waits for what was not begun")
@@ -55,8 +55,3 @@ def check_exchanges(program: Program, plan: Plan) -> None:
                 raise PlanError(f"node {call.node!r}: {program.values[sent].name!r} was made again while it was sent")
     if under_way:
         raise PlanError(f"node {next(iter(under_way.values())).node!r}: what it begins is never waited for")
-
-
-def _is_begun(call: Call) -> bool:
-    """Whether a call begins an exchange that another one waits for."""
-    return isinstance(call.op, Begin) and not call.op.wait

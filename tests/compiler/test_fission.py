@@ -69,6 +69,22 @@ def test_what_no_way_meets_is_refused_with_the_least() -> None:
     assert told.value.capacity == 2 << 20 < told.value.needed < whole.arena_bytes
 
 
+def test_forms_differ_and_are_compared_with_the_step_as_it_is() -> None:
+    graph = fp.models.build("conv_chain:size=64")
+    step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), remat="off")
+    forms = list(other_forms(step))
+    texts = [tuple(sorted(form.as_text().splitlines())) for form, _ in forms]
+    assert step.graph is not None
+    assert len({*texts, tuple(sorted(step.graph.as_text().splitlines()))}) == len(forms) + 1 > 3
+    whole = fp.planner.totals(step.program, [tuple(each.action for each in step.plan.steps)])[0]
+    for _, program in forms:
+        found = fp.planner.plan(program, remat="off")
+        costs = fp.planner.totals(program, [tuple(each.action for each in found.steps)])[0]
+        told = f"adds {costs.nanoseconds / whole.nanoseconds - 1:+.1%} to the predicted time"
+        assert told in program.notes[-1]
+        assert program.base == (whole.flops, whole.nanoseconds)
+
+
 SPLITS = [
     (GPT, "h.*.mlp=4"),
     (GPT, "h.0=2 h.1.attn=2"),

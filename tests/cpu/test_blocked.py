@@ -26,6 +26,7 @@ from foreplan.runtime.kernel import Refused
 from tests.cpu import products
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 from tests.cpu.products import EPSILON, check_what_is_made, normal, summed, surroundings_are_kept, turned, window
+from tests.cpu.tile_registers import in_memory
 
 HUGE = 3.396e38  # would be rounded to infinity as a bfloat16
 Way = type[Tiles] | type[Panels]
@@ -35,9 +36,9 @@ pytestmark = needs_onednn()
 
 
 @pytest.fixture(params=[Tiles, Panels])
-def way(request: pytest.FixtureRequest) -> Way:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     if request.param is Tiles and not available():
-        pytest.skip("needs a processor with tile registers: Intel's, with AMX")
+        in_memory(monkeypatch)
     if request.param is Panels and level() < Level.AVX2:
         pytest.skip("needs a processor with AVX2")
     found: Way = request.param

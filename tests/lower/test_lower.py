@@ -5,6 +5,8 @@ from __future__ import annotations
 from foreplan.graph import parse_graph
 from foreplan.lower import lower
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
+from foreplan.ops.map import Map
+from foreplan.ops.matmul import MatMul
 from foreplan.planner import Category, Role, check_problem
 from tests.lower.programs import actions, lowered
 
@@ -29,6 +31,19 @@ output %out = %y
         "k": (STATE, Role.STORED, Category.PARAMETERS, 24),
         "y": (ARENA, Role.OUTPUT, Category.OUTPUTS, 24),
     }
+
+
+def test_calls_come_by_the_type_of_their_op() -> None:
+    program = lowered(
+        """input %x: float32[2,2]
+%p: float32[2,2] = matmul() [%x, %x] as %p
+%y: float32[2,2] = map(exprs=('exp(a0)',)) [%p] as %y
+output %y = %y
+"""
+    )
+    product, map = program.calls
+    assert program.calls_of(Map) == (map,) and program.calls_of(Map, MatMul) == (product, map)
+    assert product.of(MatMul) is product and product.of(Map) is None
 
 
 def test_the_count_of_updates_is_a_state_of_its_name() -> None:

@@ -15,7 +15,7 @@ from foreplan.options import Options
 from foreplan.passes import run_passes, simplified
 from foreplan.passes.expand_gradients import expand_gradients
 from foreplan.passes.tile.search import tiles
-from foreplan.passes.tile.segments import SplitSegments
+from foreplan.passes.tile.segments import SplitSegments, segments
 from foreplan.passes.tile.tile import tiled
 from foreplan.passes.training import training_form
 from tests.ops.check import evaluate
@@ -116,3 +116,34 @@ def test_a_pattern_means_each_of_its_scopes() -> None:
     graph = forward(fp.models.build(NETS[0]), trains=False)
     named = SplitSegments({"h.0": 2, "h.1": 2})(graph)
     assert SplitSegments({"h.*": 2})(graph).as_text() == named.as_text() != graph.as_text()
+
+
+CHAIN = """graph %g
+input %x: float32[4]
+%a.p: float32[4] = map(exprs=('(a0 + 1.0)',)) [%x] as %a.p
+%b.p: float32[4] = map(exprs=('(a0 * 2.0)',)) [%a.p] as %b.p
+%b.q: float32[4] = map(exprs=('(a0 * 3.0)',)) [%b.p] as %b.q
+%c: float32[4] = map(exprs=('(a0 - 1.0)',)) [%b.q] as %c
+output %c = %c
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        ("b", ["b.p", "b.q"]),
+        ("a..b", ["a.p", "b.p", "b.q"]),  # to the last operation of the scope
+        ("b..c", ["b.p", "b.q", "c"]),  # from the first
+        ("b..b", ["b.p", "b.q"]),
+        ("c..c", ["c"]),
+    ],
+)
+def test_a_range_goes_from_the_first_to_the_last_operation(entry: str, names: list[str]) -> None:
+    found = segments(parse_graph(CHAIN), entry)
+    assert [node.outputs[0].name for nodes in found.values() for node in nodes] == names
+
+
+@pytest.mark.parametrize("entry", ["a..loss", "loss"])
+def test_the_loss_ends_a_range_of_a_step_alone(entry: str) -> None:
+    with pytest.raises(fp.UsageError, match="'loss' names no operation of the model"):
+        SplitSegments({entry: 2})(parse_graph(CHAIN))

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import place
@@ -101,9 +101,16 @@ aligned = st.tuples(life, st.integers(1, 9), st.sampled_from([1, 1, 2, 4])).map(
 coarse = st.tuples(life, st.integers(1, 9), st.sampled_from([2, 4])).map(lambda x: (*x[0], x[1], x[2], -1))
 
 
+# Of few lives and sizes, many may be exchanged.
+alike = st.tuples(st.sampled_from([(0, 1), (0, 2), (1, 2)]), st.sampled_from([1, 3]), st.sampled_from([1, 1, 4])).map(
+    lambda x: (*x[0], x[1], x[2], -1)
+)
+
+
 @settings(max_examples=300, deadline=None)
+@example([(0, 1, 1, 4, -1)] * 2 + [(0, 2, 1, 1, -1)] * 2 + [(0, 2, 3, 1, -1)], [-1] * 6)
 @given(
-    st.one_of(st.lists(aligned, min_size=1, max_size=6), st.lists(coarse, min_size=1, max_size=6)),
+    st.one_of(*(st.lists(each, min_size=1, max_size=6) for each in (aligned, coarse, alike))),
     st.one_of(st.just([-1] * 6), st.lists(st.integers(-8, 8), min_size=6, max_size=6)),
 )
 def test_the_least_capacity_that_fits_is_that_of_brute_force(buffers: list[Buffer], wanted: list[int]) -> None:

@@ -35,7 +35,8 @@ def rows_of(b: Builder, gradient: Value) -> tuple[Rows, ...]:
         node = _producer(b, pending.pop())
         if node is None:
             return ()
-        if isinstance(node.op, ScatterAdd) and node.op.axis == 0 and len(node.inputs) == 2:
+        added = node.of(ScatterAdd)
+        if added and added.op.axis == 0 and len(node.inputs) == 2:
             found.append(Rows(*node.inputs))
         elif _passes_rows(node):
             pending += node.inputs
@@ -65,11 +66,11 @@ def summed(b: Builder, every: Sequence[Rows], table: Value) -> tuple[Rows, Value
 
 def _passes_rows(node: Node) -> bool:
     """Whether a node adds two tensors of one type, or converts a tensor to another type."""
-    if not isinstance(node.op, Map) or len(node.outputs) != 1:
+    map, output = node.of(Map), node.outputs[0]
+    if map is None or len(map.outputs) != 1:
         return False
-    (output,), (expr, *_) = node.outputs, node.op.parsed
-    adds = expr == Arg(0) + Arg(1) and all(value.type == output.type for value in node.inputs)
-    return adds or expr == cast(Arg(0), output.dtype)
+    adds = map.op.is_sum and all(value.type == output.type for value in map.inputs)
+    return adds or map.op.parsed == (cast(Arg(0), output.dtype),)
 
 
 def _producer(b: Builder, value: Value) -> Node | None:

@@ -43,7 +43,7 @@ class OverlapExchanges(Pass, requires=("kernels",), ensures=("kernels",), option
     beside: Beside = always
 
     def _run(self, graph: Graph) -> Graph:
-        if not any(isinstance(node.op, Finish) for node in graph.nodes):
+        if not graph.nodes_of(Finish):
             return graph
         nodes = tuple(_Line(graph, self.beside).run())
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
@@ -65,7 +65,7 @@ def _needed_next(nodes: Sequence[Node], large: Mapping[Value, Kind]) -> set[int]
     """The places of waits on which the next large exchange of their kind and ranks depends."""
     found = set[int]()
     for at, node in enumerate(nodes):
-        if not isinstance(node.op, Finish) or node.inputs[0] not in large:
+        if not node.of(Finish) or node.inputs[0] not in large:
             continue
         behind = set(node.outputs)
         for later in islice(nodes, at + 1, None):
@@ -105,7 +105,7 @@ class _Line:
         waiting = [group for group in self.groups if any(self.group_of.get(x) is group for x in node.inputs)]
         if waiting:
             self.wait(at, waiting[-1])
-        elif isinstance(node.op, Finish) and node.inputs[0] in self.large and at not in self.released:
+        elif node.of(Finish) and node.inputs[0] in self.large and at not in self.released:
             self.groups.append([])
             self.wait(at, self.groups[-1])
         else:

@@ -9,7 +9,7 @@ from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.norm.sync import BatchNormSync
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class SyncBatchNorm(Pass, requires=("forward", "training form"), ensures=("forwa
     ranks: int
 
     def _run(self, graph: Graph) -> Graph:
-        def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            if not isinstance(node.op, BatchNormTrain):
-                return None
+        def replace(b: Builder, node: Node[BatchNormTrain], inputs: tuple[Value, ...]) -> Sequence[Value]:
             return b.node(BatchNormSync(node.op.epsilon, self.ranks), *inputs, name=node.name)
 
-        return rewrite(graph, replace)
+        return rewrite_ops(graph, replace, BatchNormTrain)

@@ -20,7 +20,7 @@ class GatherAgain(Pass, requires=("backward",), ensures=("backward",), optional=
     """
 
     def _run(self, graph: Graph) -> Graph:
-        gathers = [node for node in graph.nodes if isinstance(node.op, AllGather) and node.op.again]
+        gathers = [node for node in graph.nodes_of(AllGather) if node.op.again]
         return _Again(graph, gathers).run() if gathers else graph
 
 
@@ -41,20 +41,21 @@ class _Again:
         b, graph = self.b, self.graph
         for node in graph.nodes:
             inputs = node.inputs
-            waits = isinstance(node.op, Finish)  # for what was begun: it names what is sent
+            waits = node.of(Finish)  # for what was begun: it names what is sent
             if node.outputs[0].kind is not Kind.ACTIVATION and not waits:
                 inputs = tuple(self.late(x) for x in inputs)
             elif self.brings(node):
                 self.gathers[node.outputs[0]] = node
-            op = replace(node.op, again=False) if isinstance(node.op, AllGather) else node.op
+            gather = node.of(AllGather)
+            op = replace(gather.op, again=False) if gather else node.op
             b.append(Node(op, inputs, node.outputs, node.name, node.source), inferred=True)
         return b.finish(graph.outputs, graph.updates, graph.loss, graph.gradients)
 
     def brings(self, node: Node) -> bool:
         """Whether a node gathers, or brings what has been gathered into another form."""
-        if isinstance(node.op, AllGather):
-            return node.op.again and node is not self.last
-        return isinstance(node.op, Reshape | Transpose) and node.inputs[0] in self.gathers
+        if gather := node.of(AllGather):
+            return gather.op.again and gather is not self.last
+        return node.of(Reshape, Transpose) is not None and node.inputs[0] in self.gathers
 
     def late(self, value: Value) -> Value:
         """What the backward pass reads in the place of a value."""
@@ -64,7 +65,8 @@ class _Again:
         if value not in self.again:
             b = self.b
             inputs = tuple(self.late(x) for x in node.inputs)
-            op = replace(node.op, time=1, again=False) if isinstance(node.op, AllGather) else node.op
+            gather = node.of(AllGather)
+            op = replace(gather.op, time=1, again=False) if gather else node.op
             b.kind = Kind.GRADIENT
             self.again[value] = b.apply(op, *inputs, name=f"{node.name}/again")
         return self.again[value]

@@ -75,7 +75,7 @@ def regions_of(graph: Graph, ranks: int, lies: Mapping[str, Shard | None] = ANYH
             continue
         region, why = search.from_node(node, ranks)
         if region is None or not taken.isdisjoint(region.shards):
-            if isinstance(node.op, MatMul):
+            if node.of(MatMul):
                 whole[node.name] = why
             continue
         found.append(region)
@@ -118,7 +118,8 @@ class Search:
 
     def is_large_table(self, node: Node) -> bool:
         """Whether it reads rows of a weight that has more elements than they, which are summed up."""
-        if not isinstance(node.op, Gather) or node.op.axis or not self.is_weight(node.inputs[0]):
+        table = node.of(Gather)
+        if table is None or table.op.axis or not self.is_weight(node.inputs[0]):
             return False
         return node.inputs[0].type.size > node.outputs[0].type.size
 

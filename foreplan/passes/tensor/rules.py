@@ -12,13 +12,9 @@ from foreplan.graph.shard import Shard
 from foreplan.passes.narrowing import axes_of
 from foreplan.passes.tensor.reductions import CLOSINGS, Close, entropies, rows
 
-# The ops that ranks may compute parts of: those with which steps got smaller, where they were measured.
-OPEN = frozenset(
-    {
-        *("map", "broadcast", "matmul", "reshape", "transpose", "slice", "concat", "attention", "softmax"),
-        *("log_softmax", "layer_norm", "rms_norm", "reduce", "gather", "cross_entropy", "random"),
-    }
-)
+# The ops that ranks compute whole though they could compute parts: these make the diffusion U-Net smaller by 14 %, and
+# the step of ConvNeXt larger by 3 %.
+CLOSED = frozenset({"conv", "conv_data_grad", "conv_map"})
 Placement = Shard | None  # None: every rank has the whole tensor
 
 
@@ -77,7 +73,7 @@ def shards_of(known: Known) -> Shards:
     Raises:
         StaysWhole: they do not, or cannot compute with such a part; says why.
     """
-    if known.node.op.name not in OPEN:
+    if known.node.op.name in CLOSED:
         raise StaysWhole(f"{known.node.op.name} needs the whole of {known.type}")
     return possible_shards(known)
 

@@ -104,7 +104,7 @@ class _Rewrite:
         """A node of a region, on this rank's parts."""
         b, shards = self.b, region.shards[node]
         inputs = tuple(self.input(x, shard, region) for x, shard in zip(node.inputs, shards.inputs, strict=True))
-        if isinstance(node.op, Random):
+        if node.of(Random):
             inputs = tuple(self.state_of_rank(x) for x in node.inputs)
         if shards.close is None:
             outputs = tuple(

@@ -69,7 +69,7 @@ class _Between:
             node
             for region in regions
             for node, shards in region.shards.items()
-            if shards.close is not None and isinstance(node.op, MatMul | Gather)
+            if shards.close is not None and node.of(MatMul, Gather)
         }
         self.sums = {value: node for value, node in search.producer.items() if node in products}
         self.taken = {node for region in regions for node in region.shards}

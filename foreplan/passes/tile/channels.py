@@ -76,9 +76,7 @@ def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
         readers = list(graph.readers[value])
         if readers and all(_is_plain(reader) and _reads_only(reader, value) for reader in readers):
             return chain, readers
-        if len(readers) != 1 or not (
-            isinstance(readers[0].op, BatchNorm | BatchNormTrain) or _is_map_of(readers[0], value)
-        ):
+        if len(readers) != 1 or not (readers[0].of(BatchNorm, BatchNormTrain) or _is_map_of(readers[0], value)):
             break
         (node,) = readers
         chain.append(node)

@@ -25,8 +25,8 @@ class _Joined:
         order: of the operands, those made first first, so that each is added as soon as it is there.
     """
 
-    concat: Node
-    conv: Node
+    concat: Node[Concat]
+    conv: Node[Conv]
     order: tuple[int, ...]
 
 
@@ -41,7 +41,7 @@ class SplitConcats(Pass, requires=("forward", "plain ops"), ensures=("forward", 
     """
 
     def _run(self, graph: Graph) -> Graph:
-        groups = {joined.conv: joined for joined in _joined(graph)}
+        groups: dict[Node, _Joined] = {joined.conv: joined for joined in _joined(graph)}
         return rewrite_groups(graph, groups, {joined.concat for joined in groups.values()}, _split)
 
 
@@ -50,12 +50,10 @@ split_concats = SplitConcats()
 
 def _joined(graph: Graph) -> Iterator[_Joined]:
     position = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}
-    for concat in graph.nodes:
-        (value, *_), readers = concat.outputs, graph.readers[concat.outputs[0]]
-        if not isinstance(concat.op, Concat) or concat.op.axis != 1 or len(readers) != 1 or value in graph.returned:
-            continue
-        (conv,) = readers
-        if not isinstance(conv.op, Conv) or conv.op.groups != 1 or conv.inputs.index(value) or value in conv.inputs[1:]:
+    for concat in graph.nodes_of(Concat):
+        (value,) = concat.outputs
+        conv = graph.only_reader(value, Conv) if concat.op.axis == 1 else None
+        if conv is None or conv.op.groups != 1 or conv.inputs.index(value) or value in conv.inputs[1:]:
             continue
         if all(x.shape[1] >= CHANNELS for x in concat.inputs):
             order = sorted(range(len(concat.inputs)), key=lambda i: position.get(concat.inputs[i], -1))

@@ -42,11 +42,10 @@ def live_bytes(graph: Graph) -> list[int]:
 def _storage(graph: Graph) -> dict[Value, Value]:
     """By value that is not stored, the one whose bytes it has."""
     inside: dict[Value, Value] = {}
-    for node in graph.nodes:
-        if isinstance(node.op, Concat):
-            parts = node.op.parts([x.type for x in node.inputs], [node.outputs[0].type])
-            free = {value for value in node.inputs if node.inputs.count(value) == 1 and graph.readers[value] == (node,)}
-            inside.update((node.inputs[i], node.outputs[0]) for _, i, _ in parts if node.inputs[i] in free)
+    for join in graph.nodes_of(Concat):
+        parts = join.op.parts([x.type for x in join.inputs], [join.outputs[0].type])
+        free = {value for value in join.inputs if join.inputs.count(value) == 1 and graph.readers[value] == (join,)}
+        inside.update((join.inputs[i], join.outputs[0]) for _, i, _ in parts if join.inputs[i] in free)
     found: dict[Value, Value] = {value: value for value in graph.inputs}
     for node in reversed(graph.nodes):  # a whole before its parts
         for value in node.outputs:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from foreplan.base.units import format_bytes
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES
 from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import elementwise
@@ -27,7 +27,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.pullback import depending
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes.base import Pass
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_ops
 from foreplan.passes.tile.search import bytes_made, ranges, sums_of_parts, tile_up_to
 from foreplan.passes.tile.tile import Tile, tiled
 
@@ -114,7 +114,7 @@ class SplitLogits(Pass, requires=("forward", "plain ops"), ensures=("forward", "
     most: int = LOGITS_BYTES
 
     def _run(self, graph: Graph) -> Graph:
-        names, before = [node.name for node in graph.nodes if isinstance(node.op, CrossEntropy)], graph
+        names, before = [node.name for node in graph.nodes_of(CrossEntropy)], graph
         for name in names:
             head = _head(graph, next(node for node in graph.nodes if node.name == name))
             if head is None:
@@ -192,16 +192,15 @@ def _note(graph: Graph, tile: Tile) -> str:
 
 def _means_as_sums(graph: Graph) -> Graph:
     """The graph with the means over samples that make the loss as sums, which are divided by how many there are."""
-    means = {node for node in _joins(graph) if isinstance(node.op, Reduce) and node.op.how == "mean"}
+    joins = _joins(graph)
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node not in means:
+    def replace(b: Builder, node: Node[Reduce], inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node.op.how != "mean" or node not in joins:
             return None
-        assert isinstance(node.op, Reduce)
         total = reduce(b, "sum", inputs[0], node.op.axes, node.op.keepdims, node.op.wide)
         return [elementwise(b, lambda x: x * (total.type.size / inputs[0].type.size), total, name=node.name)]
 
-    return rewrite(graph, replace)
+    return rewrite_ops(graph, replace, Reduce)
 
 
 def _joins(graph: Graph) -> list[Node]:
@@ -224,20 +223,21 @@ def _joins(graph: Graph) -> list[Node]:
 
 def _reduced(node: Node) -> Sequence[int]:
     """The axes of a sum or a mean."""
-    return node.op.axes if isinstance(node.op, Reduce) and node.op.how in ("sum", "mean") else ()
+    found = node.of(Reduce)
+    return found.op.axes if found and found.op.how in ("sum", "mean") else ()
 
 
 def _head(graph: Graph, entropy: Node) -> tuple[list[Node], Node] | None:
     """The nodes from the product that makes logits to the sum of their cross-entropies, if nobody else reads any."""
     found = [entropy]
-    while not isinstance(found[0].op, MatMul):
+    while not found[0].of(MatMul):
         before = graph.producer.get(found[0].inputs[0])
         if before is None or len(graph.readers[before.outputs[0]]) > 1 or before.outputs[0] in graph.returned:
             return None
         found.insert(0, before)
     while not _reduced(found[-1]):
-        readers = graph.readers[found[-1].outputs[0]]
-        if len(readers) != 1 or found[-1].outputs[0] in graph.returned:
+        reader = graph.only_reader(found[-1].outputs[0], Op)
+        if reader is None:
             return None
-        found += readers
+        found.append(reader)
     return found, entropy
