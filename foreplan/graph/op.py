@@ -75,6 +75,8 @@ class Op:
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
     of_ranks: ClassVar[bool] = False  # what it gives depends on the rank, or on other ranks
     any_strides: ClassVar[bool] = False  # every input may have any strides: what `accepts_strides` says by default
+    narrow: ClassVar[int] = 0  # so many first inputs are narrow in its form for narrow arithmetic; 0: it has none
+    wide_at_end: ClassVar[bool] = False  # takes no narrow form where nothing but the loss reads what it gives
 
     @property
     def accumulates(self) -> int:
@@ -97,7 +99,29 @@ class Op:
     @property
     def moves(self) -> bool:
         """Whether it only moves elements or reads them as others, so that it takes those of storage types too."""
-        return False
+        return self.is_view
+
+    @property
+    def keeps_precision(self) -> bool:
+        """Whether its results are as narrow as what it reads, rounded once at most: it then never asks for a type."""
+        return self.moves or self.is_view
+
+    @property
+    def wide_form(self) -> Op | None:
+        """The op that leaves its sum of narrow elements in the wide type, as an attribute `wide` says; None: no such
+        attribute.
+        """
+        if not any(field.name == "wide" for field in dataclasses.fields(self)):
+            return None
+        return dataclasses.replace(self, wide=True)  # type: ignore[call-arg]
+
+    def wide_sum(self, inputs: Types) -> int | None:
+        """The output that is wide in its wide form alone, for inputs of these types; None: there is none."""
+        wide, given = self.wide_form, inputs[: self.accumulates or None]
+        if wide is None:
+            return None
+        pairs = zip(self.infer(given), wide.infer(given), strict=True)
+        return next((i for i, (type, wider) in enumerate(pairs) if type != wider), None)
 
     def result_types(self, inputs: Types) -> tuple[TensorType, ...]:
         """Output types of a node from input types: `infer`, for elements that the op can compute with.
@@ -136,6 +160,14 @@ class Op:
             UnsupportedError: the op has no derivative.
         """
         raise UnsupportedError(f"the op {self.name} has no derivative, and a gradient is asked through it")
+
+    def dependencies(self, inputs: Values) -> Values:
+        """The inputs that derivatives take the results to depend on: all that no mark leaves out."""
+        return inputs
+
+    def reached(self, inputs: Values) -> Values:
+        """The inputs that get a gradient if the results have one; a gradient that is zero for certain is none."""
+        return [value for value in self.dependencies(inputs) if value.dtype.is_float]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """For `is_view` ops: the output as a window onto an input with these byte strides, or None where a dense

@@ -55,6 +55,7 @@ class Collective(Op):
     """
 
     of_ranks: ClassVar[bool] = True
+    moves: ClassVar[bool] = True  # most of them only move elements
     ranks: int
     stride: int = field(default=1, kw_only=True)
 
@@ -65,11 +66,6 @@ class Collective(Op):
     def among(self, other: type[Other], /, **attributes: object) -> Other:
         """Another op of the same groups."""
         return Group(self.ranks, self.stride).op(other, **attributes)
-
-    @property
-    def moves(self) -> bool:
-        """Most of them only move elements."""
-        return True
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The input's type, of those that say nothing else."""
@@ -94,10 +90,7 @@ class Collective(Op):
 class Sum(Collective):
     """A collective that adds up what ranks have."""
 
-    @property
-    def moves(self) -> bool:
-        """No: it adds."""
-        return False
+    moves: ClassVar[bool] = False  # it adds
 
 
 @register
@@ -328,12 +321,8 @@ class OnlyOn(OfRank):
 
     name: ClassVar[str] = "only_on"
     any_strides: ClassVar[bool] = True
+    moves: ClassVar[bool] = False  # a zero is a number
     root: int = 0
-
-    @property
-    def moves(self) -> bool:
-        """No: a zero is a number."""
-        return False
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Likewise."""

@@ -42,8 +42,8 @@ class CustomGradient(Op):
         """The body."""
         return parsed_body(self.body)
 
-    def reached(self, inputs: Sequence[Value]) -> list[Value]:
-        """The inputs that get a gradient."""
+    def reached(self, inputs: Values) -> Values:
+        """What the body gives gradients of."""
         return [inputs[self.results + int(name)] for name in self.graph.outputs]
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:

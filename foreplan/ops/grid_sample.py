@@ -76,6 +76,10 @@ class GridSample(Op):
         images, positions = f.row("s", x.shape[2:]), f.row("o", grid.shape[1:-1])
         return f.axes([(*items, *images), (items[0], *positions, ONE)], [(*items, *positions)], named(images))
 
+    def reached(self, inputs: Values) -> Values:
+        """The nearest element is the same all around a point."""
+        return inputs[:1] if self.mode == "nearest" else inputs
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Of the parts, made again."""
         return by_parts(self, b, inputs, cotangents)

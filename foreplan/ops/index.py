@@ -76,12 +76,8 @@ class ReadAt(Op):
         axis: which the indices count along, not negative.
     """
 
+    moves: ClassVar[bool] = True
     axis: int = 0
-
-    @property
-    def moves(self) -> bool:
-        """Yes."""
-        return True
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
         """From the first element, counted from either end, to the last."""

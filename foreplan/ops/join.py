@@ -26,11 +26,7 @@ class CopyOp(Op):
     """An op that only moves elements, from inputs with any strides."""
 
     any_strides: ClassVar[bool] = True
-
-    @property
-    def moves(self) -> bool:
-        """Yes."""
-        return True
+    moves: ClassVar[bool] = True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """None."""
@@ -115,6 +111,8 @@ class Pad(CopyOp):
     """
 
     name: ClassVar[str] = "pad"
+    moves: ClassVar[bool] = False  # an element of the fill is a number
+    keeps_precision: ClassVar[bool] = True
     pads: tuple[tuple[int, int], ...]
     value: float = 0.0
     mode: str = "constant"
@@ -122,11 +120,6 @@ class Pad(CopyOp):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, and is {self.mode!r}")
-
-    @property
-    def moves(self) -> bool:
-        """No: an element of the fill is a number."""
-        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The padded shape, if there is enough to mirror or wrap."""
@@ -219,14 +212,11 @@ class Unslice(CopyOp):
     """
 
     name: ClassVar[str] = "unslice"
+    moves: ClassVar[bool] = False  # an element of the fill is a number
+    keeps_precision: ClassVar[bool] = True
     shape: Shape
     starts: tuple[int, ...]
     steps: tuple[int, ...]
-
-    @property
-    def moves(self) -> bool:
-        """No: an element of the fill is a number."""
-        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The shape stated, if a slice of it has the input's shape."""

@@ -44,6 +44,7 @@ class LinearCrossEntropy(Op):
     """
 
     name: ClassVar[str] = "linear_cross_entropy"
+    narrow: ClassVar[int] = 2
     chunk: int = 256
     ignore_index: int = IGNORE
     mean: bool = True

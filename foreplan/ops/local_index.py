@@ -27,15 +27,11 @@ class LocalIndex(OfRank):
     """
 
     name: ClassVar[str] = "local_index"
+    moves: ClassVar[bool] = False  # it computes other integers
     any_strides: ClassVar[bool] = True
     extent: int
     ignored: int | None = None
     from_end: bool = True
-
-    @property
-    def moves(self) -> bool:
-        """No: it computes other integers."""
-        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Integers of the same shape."""

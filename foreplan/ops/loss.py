@@ -128,6 +128,7 @@ class CrossEntropy(_ItemOp):
     """
 
     name: ClassVar[str] = "cross_entropy"
+    narrow: ClassVar[int] = 1
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Two tensors of the logits' shape without the classes."""

@@ -25,6 +25,7 @@ from foreplan.ops.expr import (
     cast,
     derivative,
     infer_dtypes,
+    is_zero,
     parse_expr,
     promote,
     scalar_flops,
@@ -107,6 +108,13 @@ class Map(Op):
                 gradient = elementwise(b, flow, *arguments, dtype=y.dtype if sums else x.dtype)
                 gradients[index] = sum_to_shape(b, gradient, x.shape, wide=sums)
         return gradients
+
+    def reached(self, inputs: Values) -> Values:
+        """Those of a derivative that is not zero for certain."""
+        n, count = len(inputs), len(self.parsed)
+        flows = [derivative(expr, Arg(n + count + i), Arg(n + i)) for i, expr in enumerate(self.parsed)]
+        found = {i for each in flows for i, flow in each.items() if not is_zero(flow)}
+        return [x for i, x in enumerate(inputs) if i in found and x.dtype.is_float]
 
     @property
     def read_by_vjp(self) -> frozenset[int]:

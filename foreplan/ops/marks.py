@@ -45,6 +45,10 @@ class StopGradient(Mark):
         (x,) = inputs
         return (x,)
 
+    def dependencies(self, inputs: Values) -> Values:
+        """None."""
+        return ()
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
         """Nothing."""
         return [None]
@@ -66,6 +70,10 @@ class StraightThrough(Mark):
         if x != y:
             raise ShapeError(f"the result, {y}, and what stands for its gradient, {x}, must have one type")
         return (y,)
+
+    def dependencies(self, inputs: Values) -> Values:
+        """What stands for the gradient of y."""
+        return inputs[1:]
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent of y for x."""
@@ -89,6 +97,10 @@ class ByMode(Mark):
             raise ShapeError(f"what inference gives, {inference}, and training, {training}, must have one type")
         return (inference,)
 
+    def reached(self, inputs: Values) -> Values:
+        """The result of inference."""
+        return inputs[:1]
+
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """That of inference: the training form is the other input."""
         return [only(cotangents), None]
@@ -103,11 +115,7 @@ class Quantised(Mark):
     """
 
     name: ClassVar[str] = "quantised"
-
-    @property
-    def moves(self) -> bool:
-        """What a weight is restored from is computed with."""
-        return False
+    moves: ClassVar[bool] = False  # what a weight is restored from is computed with
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of y."""
@@ -116,6 +124,10 @@ class Quantised(Mark):
         if codes.shape != y.shape or kinds not in ([False, True, False], [False, True, False, True]):
             raise ShapeError(f"{y} is restored from integers of its shape, a scale and a zero point, not from {inputs}")
         return (y,)
+
+    def reached(self, inputs: Values) -> Values:
+        """None."""
+        return ()
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
         """Nothing: what is trained has a float32 weight in the place of the integers."""

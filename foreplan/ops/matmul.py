@@ -33,6 +33,7 @@ class MatMul(Op):
     """
 
     name: ClassVar[str] = "matmul"
+    narrow: ClassVar[int] = 2
     accumulates: ClassVar[int] = 2
     transpose_a: bool = False
     transpose_b: bool = False

@@ -89,6 +89,7 @@ class MaxPool(_Pool):
     """
 
     name: ClassVar[str] = "max_pool"
+    keeps_precision: ClassVar[bool] = True
     save_index: bool = False
 
     @property
@@ -267,6 +268,7 @@ class AvgPool(_MeanPool):
     """
 
     name: ClassVar[str] = "avg_pool"
+    keeps_precision: ClassVar[bool] = True
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Positions along each axis as `count_positions` gives them; floating point."""

@@ -250,6 +250,7 @@ class Dropout(ViewOp):
     """
 
     name: ClassVar[str] = "dropout"
+    moves: ClassVar[bool] = False  # in training it multiplies
     ratio: float = 0.5
     whole_items: bool = False
 

@@ -40,6 +40,7 @@ class Reduce(Op):
     """
 
     name: ClassVar[str] = "reduce"
+    keeps_precision: ClassVar[bool] = True
     any_strides: ClassVar[bool] = True
     how: str
     axes: tuple[int, ...]

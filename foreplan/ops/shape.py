@@ -22,11 +22,6 @@ class ViewOp(Op):
 
     is_view: ClassVar[bool] = True
 
-    @property
-    def moves(self) -> bool:
-        """Yes."""
-        return True
-
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """Nothing: no byte is moved."""
         return Cost(0, 0)

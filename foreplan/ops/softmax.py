@@ -92,6 +92,8 @@ class Softmax(RowOp):
     """y = exp(x) / Σ exp(x) along the axis, computed after subtracting the row's maximum."""
 
     name: ClassVar[str] = "softmax"
+    narrow: ClassVar[int] = 1
+    wide_at_end: ClassVar[bool] = True
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From the output alone."""
@@ -150,6 +152,8 @@ class LogSoftmax(RowOp):
     """y = x - log Σ exp(x) along the axis, computed after subtracting the row's maximum."""
 
     name: ClassVar[str] = "log_softmax"
+    narrow: ClassVar[int] = 1
+    wide_at_end: ClassVar[bool] = True
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From the output alone."""

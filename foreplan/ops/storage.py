@@ -42,6 +42,7 @@ class Bitcast(ViewOp):
     """
 
     name: ClassVar[str] = "bitcast"
+    keeps_precision: ClassVar[bool] = False
     dtype: DType
 
     def __post_init__(self) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from foreplan.base.units import listed
-from foreplan.graph import Graph, Node, Value
-from foreplan.ops.custom_gradient import CustomGradient
-from foreplan.ops.expr import Arg, Call, Expr, derivative, subexpressions
-from foreplan.ops.expr.nodes import is_literal
-from foreplan.ops.map import Map
-from foreplan.ops.marks import StopGradient, StraightThrough
+from foreplan.graph import Graph, Value
 
 NOTHING = "nothing is trained"  # how the note begins that says so
 
@@ -28,10 +23,10 @@ def missing_gradient_notes(graph: Graph) -> Iterator[str]:
     for node in reversed(graph.nodes):
         if read.isdisjoint(node.outputs):
             continue
-        read.update(_read(node))
+        read.update(node.op.dependencies(node.inputs))
         if reached.isdisjoint(node.outputs):
             continue
-        passed = _passed(node)
+        passed = set(node.op.reached(node.inputs))
         reached.update(passed)
         if not behind.isdisjoint(node.inputs) and behind.isdisjoint(passed):
             stops.append(f"{node.name!r} ({node.op.name})")
@@ -52,41 +47,6 @@ def _behind(graph: Graph, parameters: set[Value]) -> set[Value]:
     """All that is computed from parameters, of any type."""
     found = set(parameters)
     for node in graph.nodes:
-        if not found.isdisjoint(_read(node)):
+        if not found.isdisjoint(node.op.dependencies(node.inputs)):
             found.update(node.outputs)
     return found
-
-
-def _read(node: Node) -> tuple[Value, ...]:
-    """The inputs that a result, or its gradient, depends on."""
-    if isinstance(node.op, StopGradient):
-        return ()
-    return node.inputs[1:] if isinstance(node.op, StraightThrough) else node.inputs
-
-
-def _passed(node: Node) -> set[Value]:
-    """The inputs that get a gradient."""
-    inputs = _read(node)
-    if isinstance(node.op, Map):
-        count, found = len(node.inputs), set()
-        for i, expr in enumerate(node.op.parsed):
-            flows = derivative(expr, Arg(count + len(node.outputs) + i), Arg(count + i))
-            found |= {index for index, flow in flows.items() if not _is_zero(flow)}
-        inputs = tuple(node.inputs[index] for index in found)
-    if isinstance(node.op, CustomGradient):
-        inputs = tuple(node.op.reached(node.inputs))
-    return {value for value in inputs if value.dtype.is_float}
-
-
-def _is_zero(flow: Expr) -> bool:
-    """Whether a derivative is a product with zero."""
-    zero: dict[Expr, bool] = {}
-    for part in subexpressions(flow):
-        args = [zero[arg] for arg in part.args] if isinstance(part, Call) else []
-        if isinstance(part, Call) and part.function == "mul":
-            zero[part] = any(args)
-        elif isinstance(part, Call):
-            zero[part] = part.function in ("add", "sub", "neg") and all(args)
-        else:
-            zero[part] = is_literal(part, 0)
-    return zero[flow]

@@ -7,57 +7,18 @@ conversion (Micikevicius et al., 2018, arXiv:1710.03740; in bfloat16 Kalamkar et
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foreplan.base.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
-from foreplan.ops.attention.ops import Attention
-from foreplan.ops.collective import AllGather, OwnPart
-from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.expr import Arg, Call, subexpressions
-from foreplan.ops.index import Gather
-from foreplan.ops.index_elements import GatherElements
-from foreplan.ops.join import Concat, Pad, Unslice
-from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import Map, elementwise, rounded
-from foreplan.ops.matmul import MatMul
-from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
-from foreplan.ops.norm.rows import LayerNorm, RMSNorm
-from foreplan.ops.norm.sync import BatchNormSync
-from foreplan.ops.pool import AvgPool, MaxPool
-from foreplan.ops.reduce import Reduce
-from foreplan.ops.shape import Slice
-from foreplan.ops.softmax import LogSoftmax, Softmax
 from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import replaced, rewrite
 
 PRECISIONS: Mapping[str, DType] = {"float32": FLOAT32, "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
-
-# Ops with a narrow form, and how many inputs, the first ones, are narrow in it; the others are float32.
-_NARROW: dict[type[Op], int] = {
-    Conv: 2,
-    ConvDataGrad: 2,
-    MatMul: 2,
-    BatchNorm: 1,
-    BatchNormTrain: 1,
-    BatchNormSync: 1,
-    ChannelMoments: 1,
-    LayerNorm: 1,
-    RMSNorm: 1,
-    Softmax: 1,
-    LogSoftmax: 1,
-    CrossEntropy: 1,
-    LinearCrossEntropy: 2,
-    Attention: 3,
-}
-# Ops that leave elements as they are: narrow if anything that they read is.
-_PASSING: tuple[type[Op], ...] = (MaxPool, AvgPool, Concat, Pad, Unslice, Gather, AllGather, OwnPart)
-# Ops that belong to the loss where nothing but the loss reads what they give.
-_ENDING: tuple[type[Op], ...] = (Map, Reduce, Gather, GatherElements, Softmax, LogSoftmax, Concat, Pad)
 
 
 def narrow_type(precision: str) -> DType:
@@ -113,11 +74,11 @@ class _Narrowing:
             read.update(narrow)
             if node in self.last:
                 continue
-            passes = isinstance(node.op, _PASSING) or node.op.is_view
-            computes = isinstance(node.op, Reduce) or (isinstance(node.op, Map) and not _turns(node.op))
-            if (passes or computes) and not asked.isdisjoint(node.outputs):
+            passes = not _turns(node.op) if isinstance(node.op, Map) else node.op.keeps_precision
+            if passes and not asked.isdisjoint(node.outputs):
                 asked.update(node.inputs)
-            if passes and not read.isdisjoint(node.outputs):
+            computes = isinstance(node.op, Map) or node.op.wide_form is not None
+            if passes and not computes and not read.isdisjoint(node.outputs):
                 read.update(node.inputs)
         return asked, read
 
@@ -133,34 +94,33 @@ class _Narrowing:
 
     def compute(self, b: Builder, node: Node, inputs: tuple[Value, ...]) -> list[Value] | None:
         """The node's outputs in the new graph; None: as they are."""
-        count = self.narrow_inputs(node)
-        if isinstance(node.op, Map | Reduce):
-            inputs = tuple(self.twins.get(x, x) for x in inputs)
         if isinstance(node.op, Map):
-            return self.map(b, node, inputs)
-        if isinstance(node.op, Reduce):
-            reduction = dataclasses.replace(node.op, wide=not self.is_narrow(node.outputs[0], self.read_narrow))
-            return None if inputs[0].dtype != self.dtype else replaced(b, node, reduction, inputs)
-        if isinstance(node.op, _PASSING) or node.op.is_view:
+            return self.map(b, node, tuple(self.twins.get(x, x) for x in inputs))
+        if node.op.keeps_precision:
             return self.passing(b, node, inputs)
+        count = self.narrow_inputs(node)
         changed = [
             (self.narrow if i < count else self.wide)(b, x) if old.dtype == FLOAT32 else x
             for i, (old, x) in enumerate(zip(node.inputs, inputs))
         ]
-        op = node.op
-        if isinstance(op, MatMul):
-            (y,) = node.outputs
-            op = dataclasses.replace(op, wide=changed[0].dtype == self.dtype and not self.is_narrow(y, self.asked))
-            if op.wide and len(changed) > 2:  # a sum is of one type
-                changed[2] = self.wide(b, inputs[2])
+        op, base = self.summing(node, changed, self.asked), node.op.accumulates
+        if op == op.wide_form and 0 < base < len(changed):  # a sum is of one type
+            changed[base] = self.wide(b, inputs[base])
         return None if tuple(changed) == inputs == node.inputs else replaced(b, node, op, changed)
+
+    def summing(self, node: Node, inputs: Sequence[Value], asked: set[Value]) -> Op:
+        """The node's op for these inputs: in its wide form, if its result is a sum that nothing asks for narrow."""
+        y, wide = node.outputs[0], node.op.wide_form
+        if wide is None or y.dtype != FLOAT32 or self.is_narrow(y, asked):
+            return node.op
+        return wide if node.op.wide_sum([value.type for value in inputs]) == 0 else node.op
 
     def narrow_inputs(self, node: Node) -> int:
         """How many of the first inputs are narrow in the node's narrow form; 0 if it has none here."""
-        if type(node.op) not in _NARROW or node in self.last:
+        if not node.op.narrow or node in self.last:
             return 0
-        added = node.op.accumulates and len(node.inputs) > 2 and node.inputs[2].type == node.outputs[0].type
-        return _NARROW[type(node.op)] + bool(added)
+        base = node.op.accumulates
+        return node.op.narrow + (0 < base < len(node.inputs) and node.inputs[base].type == node.outputs[0].type)
 
     def is_narrow(self, value: Value, asked: set[Value]) -> bool:
         """Whether the result of a map, a reduction or a product is narrow."""
@@ -179,24 +139,24 @@ class _Narrowing:
         return replaced(b, node, Map(tuple(map(str, exprs))), inputs)
 
     def passing(self, b: Builder, node: Node, inputs: tuple[Value, ...]) -> list[Value] | None:
-        if isinstance(node.op, Gather):
-            inputs = (self.twins.get(inputs[0], inputs[0]), inputs[1])
-        elif any(self.twins.get(x, x).dtype == self.dtype for x in inputs):
+        if any(self.twins.get(x, x).dtype == self.dtype for x in inputs):
             inputs = tuple(self.narrow(b, x) if x.dtype == FLOAT32 else x for x in inputs)
-        made = None if inputs == node.inputs else replaced(b, node, node.op, inputs)
+        op = self.summing(node, inputs, self.read_narrow)
+        made = None if inputs == node.inputs else replaced(b, node, op, inputs)
         if node.op.is_view and len(inputs) == 1:
             self.views[(made or node.outputs)[0]] = (node.op, inputs[0])
         return made
 
     def narrow(self, b: Builder, x: Value) -> Value:
         """A value in the narrow type. A view is taken of the converted value; of a part of a value only the part is
-        converted."""
+        converted.
+        """
         if x.dtype == self.dtype:
             return x
         if x in self.twins:
             return self.twins[x]
-        if x in self.views and not isinstance(self.views[x][0], Slice):
-            op, source = self.views[x]
+        op, source = self.views.get(x, (None, x))
+        if op is not None and x.type.size >= source.type.size:
             return b.apply(op, self.narrow(b, source), name=f"{x.name}/{self.dtype}")
         return self.cast(b, x, self.dtype)
 
@@ -215,10 +175,10 @@ def _turns(op: Map) -> bool:
 
 
 def _last_nodes(graph: Graph) -> set[Node]:
-    """Maps, sums, views and the like, and softmax, whose results go only into the loss or other results of a step."""
+    """Nodes that are float32 at the end of a model, whose results go only into the loss or other results of a step."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if not isinstance(node.op, _ENDING) and not node.op.is_view:
+        if node.op.narrow and not node.op.wide_at_end:
             continue
         read = [reader for value in node.outputs for reader in graph.readers[value]]
         if all(reader in found for reader in read) and (read or not graph.returned.isdisjoint(node.outputs)):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.graph.types import BOOL
 from foreplan.ops.bits import MaskedMap
-from foreplan.ops.conv.ops import ConvWeightGrad
 from foreplan.ops.expr import Arg, cast
-from foreplan.ops.join import Concat, Unslice
-from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.map import Map, rounded, without_rounding
-from foreplan.ops.matmul import MatMul
-from foreplan.ops.reduce import Reduce
 from foreplan.passes.base import Pass
 from foreplan.passes.rewrite import replaced, rewrite
-
-# Ops that can leave a narrow sum wide (the attribute `wide`), and which of their outputs it is.
-_SUMS = {ConvWeightGrad: 0, MatMul: 0, Reduce: 0, LinearCrossEntropy: 2}
 
 
 @dataclass(frozen=True)
@@ -39,6 +30,8 @@ class WideGradients(Pass, requires=("plain ops",), ensures=("plain ops", "live")
             if _is_widening(node):
                 found = _sources(graph, node.inputs[0])
                 widened |= set() if found is None else found
+        while torn := _torn(graph, widened):
+            widened -= torn
 
         def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
             if _is_widening(node) and node.inputs[0] in widened:
@@ -50,9 +43,7 @@ class WideGradients(Pass, requires=("plain ops",), ensures=("plain ops", "live")
                 dtypes = [value.dtype for value in inputs]
                 (expr,) = rounded(op.parsed, dtypes, [node.outputs[0].dtype.wide])
                 op = Map((str(without_rounding(expr, dtypes)),))
-            elif type(op) in _SUMS:
-                op = dataclasses.replace(op, wide=True)  # type: ignore[call-arg]
-            return replaced(b, node, op, inputs)
+            return replaced(b, node, op.wide_form or op, inputs)
 
         return rewrite(graph, replace) if widened else graph
 
@@ -75,23 +66,40 @@ def _sources(graph: Graph, value: Value) -> set[Value] | None:
         return None
     if any(not _reads_wide(graph, reader) for reader in graph.readers[value]):
         return None
-    if type(node.op) in _SUMS:
-        return {value} if node.outputs.index(value) == _SUMS[type(node.op)] and _adds_to_none(node) else None
+    if node.op.wide_form is not None:
+        is_sum = node.op.wide_sum([x.type for x in node.inputs]) == node.outputs.index(value)
+        return {value} if is_sum and _adds_to_none(node) else None
     if isinstance(node.op, Map):
         return {value} if len(node.outputs) == 1 else None
-    if not node.op.is_view and not isinstance(node.op, Concat | Unslice):
+    if not _is_put_together(node):
         return None
-    parts = [_sources(graph, x) for x in node.inputs]
+    parts = [_sources(graph, x) for x in node.inputs if x.dtype.is_narrow]
     return None if None in parts else {value}.union(*(part for part in parts if part))
 
 
 def _reads_wide(graph: Graph, reader: Node) -> bool:
     """Whether all that comes of what a node reads is converted to the wide type at once."""
-    if reader.op.is_view or isinstance(reader.op, Concat | Unslice):
-        (value,) = reader.outputs
-        readers = graph.readers[value]
-        return value not in graph.returned and all(_reads_wide(graph, each) for each in readers)
-    return _is_widening(reader)
+    if not _is_put_together(reader):
+        return _is_widening(reader)
+    read = [each for value in reader.outputs for each in graph.readers[value]]
+    return graph.returned.isdisjoint(reader.outputs) and all(_reads_wide(graph, each) for each in read)
+
+
+def _torn(graph: Graph, widened: set[Value]) -> set[Value]:
+    """Those of some values that a node puts together with others, which stay narrow."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        if _is_put_together(node):
+            made = [value for value in node.outputs if graph.readers[value] or value in graph.returned]
+            values = [value for value in (*node.inputs, *made) if value.dtype.is_narrow]
+            found.update(() if widened.issuperset(values) else widened.intersection(values))
+    return found
+
+
+def _is_put_together(node: Node) -> bool:
+    """Whether a node gives what it reads, as wide or narrow as that is. What ranks exchange is half as much narrow."""
+    op = node.op
+    return op.keeps_precision and op.wide_form is None and not isinstance(op, Map) and not op.of_ranks
 
 
 def _adds_to_none(node: Node) -> bool:

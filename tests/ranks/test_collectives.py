@@ -77,6 +77,13 @@ def on_ranks(graph: Graph, target: str, inputs: list[dict[str, np.ndarray]]) -> 
     return run(len(inputs), job)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_what_moves_gives_elements_of_ranks_alone(name: str) -> None:
+    make, wanted = OPS[name]
+    xs = np.split(np.arange(1.0, 33.0) ** 2, 4)  # no sum of which is another one
+    assert make(4).moves == all(np.isin(y, xs).all() for y in wanted(xs))
+
+
 @pytest.mark.parametrize("target", ["numpy", "cpu"])
 @pytest.mark.parametrize("name", OPS)
 def test_what_each_rank_gets(name: str, target: str) -> None:

@@ -17,7 +17,7 @@ from tests.sweep.table import ENTRIES, OF_RANKS, WITHOUT_KERNEL
 ROOT = Path(__file__).parents[2]
 FOUND = [path for path in sorted((Path(__file__).parent / "found").glob("*.txt")) if not path.stem.startswith("card-")]
 DRAWS = pick(4, 4, 14)
-MORE = {"boxes": 10, "shards": 10}  # times as many, of judges that take next to no time
+MORE = {"boxes": 10, "shards": 10, "facts": 4}  # times as many, of judges that take next to no time
 # All but those that need a card, which tests/gpu/test_on_card.py has.
 PAIRS = [
     (judge, name)

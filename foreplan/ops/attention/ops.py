@@ -41,6 +41,7 @@ class Attention(AttentionOp):
     """
 
     name: ClassVar[str] = "attention"
+    narrow: ClassVar[int] = 3
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of q with the values' depth, and that of lse."""

@@ -70,6 +70,7 @@ class Conv(ConvOp):
     """
 
     name: ClassVar[str] = "conv"
+    narrow: ClassVar[int] = 2
     accumulates: ClassVar[int] = 2
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
@@ -192,6 +193,7 @@ class ConvDataGrad(ConvOp):
     """
 
     name: ClassVar[str] = "conv_data_grad"
+    narrow: ClassVar[int] = 2
     accumulates: ClassVar[int] = 2
     spatial: Shape = ()
 

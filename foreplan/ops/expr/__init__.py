@@ -2,7 +2,7 @@
 derivative, the text form and every engine's kernel come from it.
 """
 
-from foreplan.ops.expr.derivatives import derivative
+from foreplan.ops.expr.derivatives import derivative, is_zero
 from foreplan.ops.expr.dtypes import infer_dtypes, promote
 from foreplan.ops.expr.functions import FUNCTIONS, Function, scalar_flops
 from foreplan.ops.expr.nodes import (
@@ -49,6 +49,7 @@ __all__ = [
     "erf",
     "exp",
     "infer_dtypes",
+    "is_zero",
     "log",
     "maximum",
     "minimum",

@@ -37,6 +37,20 @@ def derivative(expr: Expr, cotangent: Expr, output: Expr) -> Mapping[int, Expr]:
     return MappingProxyType(flows)
 
 
+def is_zero(flow: Expr) -> bool:
+    """Whether a derivative is zero for certain: a product with zero, or a sum of such products."""
+    zero: dict[Expr, bool] = {}
+    for part in subexpressions(flow):
+        args = [zero[arg] for arg in part.args] if isinstance(part, Call) else []
+        if isinstance(part, Call) and part.function == "mul":
+            zero[part] = any(args)
+        elif isinstance(part, Call):
+            zero[part] = part.function in ("add", "sub", "neg") and all(args)
+        else:
+            zero[part] = is_literal(part, 0)
+    return zero[flow]
+
+
 def _roots(expr: Expr) -> Iterator[Expr]:
     """The expression, and the one below its outermost conversions to floating-point types."""
     yield expr

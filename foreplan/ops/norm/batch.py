@@ -50,6 +50,7 @@ class BatchNorm(ChannelNorm):
     """
 
     name: ClassVar[str] = "batch_norm"
+    narrow: ClassVar[int] = 1
     momentum: float = 0.9
     frozen: bool = False
     unbiased: bool = False
@@ -157,6 +158,7 @@ class BatchNormTrain(ChannelNorm):
     """
 
     name: ClassVar[str] = "batch_norm_train"
+    narrow: ClassVar[int] = 1
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and two vectors."""
@@ -192,6 +194,7 @@ class ChannelMoments(ChannelTotals):
     """
 
     name: ClassVar[str] = "channel_moments"
+    narrow: ClassVar[int] = 1
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Two vectors."""

@@ -139,6 +139,7 @@ class LayerNorm(_RowNorm):
     """
 
     name: ClassVar[str] = "layer_norm"
+    narrow: ClassVar[int] = 1
     centred: ClassVar[bool] = True
 
 
@@ -152,6 +153,7 @@ class RMSNorm(_RowNorm):
     """
 
     name: ClassVar[str] = "rms_norm"
+    narrow: ClassVar[int] = 1
     centred: ClassVar[bool] = False
 
 
