@@ -25,11 +25,11 @@ from foreplan.lower.program import Program, Slot
 from foreplan.runtime.adapter_config import Config
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
+from foreplan.runtime.tensor_files import TensorFile, open_tensors
 from foreplan.runtime.world import ALONE, World
 from foreplan.runtime.world.digests import Digests
 from foreplan.runtime.world.first_rank import first_alone
 from foreplan.runtime.world.stages import of_all_stages, stages_of
-from foreplan.runtime.tensor_files import TensorFile, open_tensors
 
 PREFIX = "base_model.model."
 _FLOATS = {"float16", "bfloat16", "float32", "float64"}  # each of which is read as another

@@ -12,10 +12,10 @@ from foreplan.base.errors import SessionError
 from foreplan.graph import Kind
 from foreplan.lower.program import Program
 from foreplan.runtime.engine import Place
+from foreplan.runtime.turn import Turn
 from foreplan.runtime.world import ALONE, World
 from foreplan.runtime.world.places import own_parts
 from foreplan.runtime.world.stages import stages_of
-from foreplan.runtime.turn import Turn
 
 
 def averages_of(program: Program, places: Mapping[str, Place], world: World = ALONE) -> dict[str, Place]:

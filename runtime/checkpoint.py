@@ -16,11 +16,11 @@ from foreplan.graph.origin import ModuleOrigin
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.matching import AS_THEY_ARE, NO_MODULE, Loaded, Names, SessionValue, match
+from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 from foreplan.runtime.world import ALONE, World
 from foreplan.runtime.world.digests import Digests
 from foreplan.runtime.world.first_rank import first_alone
 from foreplan.runtime.world.stages import of_all_stages, of_other_stages, stages_of
-from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of foreplan's: the safetensors library writes keys in any order.

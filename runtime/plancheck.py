@@ -9,8 +9,8 @@ from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, ta
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.lower.target import named
 from foreplan.planner import Action, Plan, check_problem
-from foreplan.runtime.world.check import check_exchanges
 from foreplan.runtime.slotcheck import check_slots
+from foreplan.runtime.world.check import check_exchanges
 
 
 def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:

@@ -25,11 +25,6 @@ from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.inputs import check_inputs, empty, micro_batch, smaller
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.profile import Profile
-from foreplan.runtime.world.agreement import together
-from foreplan.runtime.world.digests import Digests
-from foreplan.runtime.world.same_step import check_alike
-from foreplan.runtime.world.stages import held_by_stages, stages_of
-from foreplan.runtime.world.steps import StepNotes
 from foreplan.runtime.regions import allocated, check_sharing, check_state, shared
 from foreplan.runtime.result import Begun, Result
 from foreplan.runtime.room import check_room, give_back
@@ -38,6 +33,11 @@ from foreplan.runtime.sizes import Sizes
 from foreplan.runtime.stored_values import StoredValues, absent_in
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
+from foreplan.runtime.world.agreement import together
+from foreplan.runtime.world.digests import Digests
+from foreplan.runtime.world.same_step import check_alike
+from foreplan.runtime.world.stages import held_by_stages, stages_of
+from foreplan.runtime.world.steps import StepNotes
 
 if TYPE_CHECKING:
     pass

@@ -20,12 +20,12 @@ from foreplan.planner import Plan
 from foreplan.runtime.averages import averages_of, exchanged, keeps_averages, read_averages
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
+from foreplan.runtime.stored_values import StoredValues
+from foreplan.runtime.turn import Turn
 from foreplan.runtime.world import World
 from foreplan.runtime.world.agreement import together
 from foreplan.runtime.world.digests import Digests
 from foreplan.runtime.world.steps import StepNotes
-from foreplan.runtime.stored_values import StoredValues
-from foreplan.runtime.turn import Turn
 
 if TYPE_CHECKING:
     import torch

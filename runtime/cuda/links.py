@@ -9,9 +9,9 @@ from foreplan.lower.program import Program
 from foreplan.ops.point_to_point import RECEIVE, SEND, BeginMessage, BeginSend
 from foreplan.runtime.cuda.launch import Address, Await, Exchange
 from foreplan.runtime.cuda.libraries.driver import Card
+from foreplan.runtime.cuda.libraries.nccl import Link, Way, communicator, ways
 from foreplan.runtime.kernel import Run
 from foreplan.runtime.world import World, world_here
-from foreplan.runtime.cuda.libraries.nccl import Link, Way, communicator, ways
 from foreplan.runtime.world.stages import stages_of
 
 

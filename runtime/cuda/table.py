@@ -38,8 +38,8 @@ from foreplan.runtime.cuda.kernels import (
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels
 from foreplan.runtime.cuda.launch import USUAL, Arithmetic, LaunchKernel, Make
-from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 from foreplan.runtime.cuda.libraries import nccl
+from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
 OWN = "launches"  # the name of foreplan's own kernels in plans
 OWN_TF32 = f"{OWN} tf32"  # of those that multiply on tensor cores

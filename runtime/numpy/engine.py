@@ -20,8 +20,8 @@ from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Peak, Watch
 from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.loop import Arrays, loop_of
-from foreplan.runtime.world.bind import Exchanges, with_polls
 from foreplan.runtime.stopwatch import SIDE, STREAM, least_seconds
+from foreplan.runtime.world.bind import Exchanges, with_polls
 
 ALIGNMENT = 64
 

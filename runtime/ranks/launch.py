@@ -16,8 +16,8 @@ from types import TracebackType
 from foreplan.base.arguments import number_in
 from foreplan.base.errors import TargetError, UsageError
 from foreplan.base.units import format_seconds
-from foreplan.runtime.ranks.deadlines import DEADLINE, WAY_OUT
 from foreplan.runtime.launchers import TORCHRUN, Launch, launch_of
+from foreplan.runtime.ranks.deadlines import DEADLINE, WAY_OUT
 from foreplan.runtime.world.world import ALONE, World
 
 PATIENCE = 2.0  # seconds in which all ranks come to the same end, if they do

@@ -11,9 +11,9 @@ import numpy as np
 
 from foreplan.graph.init import Fill
 from foreplan.lower.program import Slot
+from foreplan.runtime.stored_values import draw
 from foreplan.runtime.world.agreement import refuse_differences
 from foreplan.runtime.world.world import World
-from foreplan.runtime.stored_values import draw
 
 
 def checksum(array: np.ndarray) -> str:

@@ -9,9 +9,9 @@ from foreplan.lower.program import Program
 from foreplan.lower.stage_times import messages_of, unmatched
 from foreplan.planner.plan import Plan
 from foreplan.runtime.processes import versions_here
+from foreplan.runtime.update import Update
 from foreplan.runtime.world.agreement import agree
 from foreplan.runtime.world.world import ALONE, World, world_here
-from foreplan.runtime.update import Update
 from foreplan.version import VERSION
 
 _ADVICE = "all ranks must compile one model with the same options, or read one plan file, and bind it alike"

@@ -26,8 +26,8 @@ from foreplan.runtime.cuda.launch import (
     input_at,
     output_at,
 )
-from foreplan.runtime.kernel import Refused
 from foreplan.runtime.cuda.libraries import nccl
+from foreplan.runtime.kernel import Refused
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
