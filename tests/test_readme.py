@@ -57,6 +57,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
 
 
+def test_the_folders_of_tests_are_those_of_the_page() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| folder of `tests/` |")[2].partition("\n\n")[0]
+    told = {name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)/", row.split("|")[1])}
+    assert told == {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}, "docs/architecture.md, Tests"
+
+
 def test_the_list_of_ops_is_made_from_the_declarations() -> None:
     code = "import runpy; print(runpy.run_path('docs/make_ops.py')['text'](), end='')"
     made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -22,7 +22,7 @@ class EngineInfo:
             `engine(program, capture)`, `outside` with `outside(program, plan, use)`, and of a card `lacking` with
             `lacking(program)` and `workspaces` with `asked(target, tf32)`.
         on_card: whether its arena lies in a card's memory, apart from the host's.
-        falls_back: whether NumPy's kernels stand in for kernels that it lacks.
+        falls_back: whether its target gives NumPy's kernels where it has none of its own; plans then note which.
         loops: whether it runs the body of a loop again and again; else loops are written out.
         transforms: whether some of its kernels multiply sums of numbers instead of the numbers, as Winograd's do; a
             target with the option `strict` has none of these.

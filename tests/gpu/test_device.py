@@ -44,11 +44,13 @@ def test_figures_agree_with_one_another(device: Device) -> None:
     computed = dict(peaks_of(device.title, device.compute, device.multiprocessors, device.clock_hz))
     assert set(computed) == set(dict(device.peaks)) <= set(PRECISIONS)
     for name, rate in device.peaks:
-        assert 0.9 < rate / computed[name] < 1.1, name  # papers round, and some take a clock below the highest
+        # Papers round, and some take a clock below the highest.
+        assert 0.9 < rate / computed[name] < 1.1, f"{name}: by clock and multiprocessors {computed[name]:.3g}"
     assert device.flops_per_second == dict(device.peaks)["float32"]
     # Whole words of 64 bits to a memory chip or stack, twice a clock.
     bits = 8 * device.bytes_per_second / (2 * device.memory_clock_hz)
-    assert round(bits / 64) * 64 == pytest.approx(bits, rel=0.01)
+    assert round(bits / 64) * 64 == pytest.approx(bits, rel=0.01), "bytes_per_second or memory_clock_hz is wrong"
+    assert device.capability in LIMITS, "add its capability to LIMITS, from the CUDA C++ Programming Guide"
     threads, blocks, shared, of_block = LIMITS[device.capability]
     assert (device.threads_per_multiprocessor, device.blocks_per_multiprocessor) == (threads, blocks)
     assert (device.shared_bytes_per_multiprocessor, device.shared_bytes_per_block) == (shared << 10, of_block << 10)

@@ -83,7 +83,8 @@ def test_every_option_that_has_a_flag_has_it_in_each_command_with_its_default(co
 
 
 def test_all_flags_are_drawn_here_and_precisions_are_those_of_the_passes() -> None:
-    assert {each.name for each in fields(Options) if info_of(each).flag} == set(DRAWN)
+    flags = {each.name for each in fields(Options) if info_of(each).flag}
+    assert flags == set(DRAWN), "say in DRAWN how values of an option are drawn"
     assert tuple(TYPES) == PRECISIONS
 
 

@@ -9,7 +9,8 @@
 A file `tests/passes/PASS/*.txt` has one case or several, each beginning with a line `#`. `test_texts.py` holds every
 case against the pass, and both graphs against each other: they compute the same, or what `judges.py` says of a pass
 that means something else. `python -m tests.passes.texts [PASS]` writes the graphs after the passes anew; read what has
-changed in them. The body of a loop has lines of its own, indented by two spaces.
+changed in them. So write `stays` at first: what the pass makes of the graph then takes its place. The body of a loop
+has lines of its own, indented by two spaces.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ PASSES = {name: kind for name, kind in passes.KNOWN.items() if kind.__module__.s
 
 def made(name: str, **given: Any) -> passes.Pass:
     """A pass by its name, with options that are literals."""
+    assert name in PASSES, f"texts are of passes that foreplan/compiler/pipeline.py lists, and {name!r} is none"
     kind = PASSES[name]
     if "accepts" in kind.__dataclass_fields__:
         given.setdefault("accepts", _accepts)
@@ -112,6 +114,8 @@ def cases_of(file: Path) -> list[Case]:
     cases: list[Case] = []
     title, options, graphs, ends = [], "", [""], False
     for line in [*file.read_text().replace("\n  ", r"\n").splitlines(), "#"]:
+        if line.startswith("#") and not ends:
+            assert not graphs[0], f"{file}: behind the graph of {title[0]!r} stands neither {STAYS!r} nor {BECOMES!r}"
         if line.startswith("#") and ends:
             cases.append(Case("\n".join(title), options, graphs[0], "".join(graphs[1:])))
             title, options, graphs, ends = [], "", [""], False

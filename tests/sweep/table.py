@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.graph import TensorType
+from foreplan.graph import Op, TensorType
+from foreplan.graph.registry import registered_ops
 from tests.sweep.bounds import SHARE_OF_SMALLEST, Exact, Expressions, Oracle, Rule, Smooth, Sums
 from tests.sweep.case import Case
 from tests.sweep.cases import elements, places, products, rows, sampling, windows
@@ -25,6 +26,13 @@ from tests.sweep.oracles import windows as window_oracles
 Draw = Callable[[Random], Case]
 Types = Sequence[TensorType]
 TRIES = 12  # engines have kernels for a sixth of the draws of an op at least
+
+
+def class_of(name: str) -> type[Op]:
+    """The op of an entry."""
+    known = registered_ops()
+    assert name in known, f"no op has the name {name!r} of an entry: does its class say @register?"
+    return known[name]
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def judge_draws(name: str, op: str, draws: int) -> None:
         except Exception as error:
             error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
             raise
-    assert asked, "no draw has a kernel: nothing was judged"
+    assert asked, f"nothing was judged: no draw has what the judge {name} asks; docs/adding-an-op.md says what that is"
 
 
 # Of drawn steps, by their text.

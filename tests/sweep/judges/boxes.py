@@ -15,16 +15,16 @@ import numpy as np
 
 from foreplan.graph import GraphBuilder, Node, Op
 from foreplan.graph.axes import named
-from foreplan.graph.registry import registered_ops
 from foreplan.ops.shape import Slice, slices
 from foreplan.passes.narrowing import Narrowed, box_of, narrowed, summed, sums_of, touched
 from tests.ops.check import type_of
 from tests.sweep.bounds import Expected, complaint, expectation, widened
 from tests.sweep.case import Case
 from tests.sweep.judges.numpy import outputs
-from tests.sweep.table import ENTRIES, Entry
+from tests.sweep.table import ENTRIES, Entry, class_of
 
 BOXES = 8  # of a case
+HINT = "does any part need all of a factor that `indexing` leaves out of `whole`?"
 TOGETHER: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "sum": np.add,
     "mean": np.add,  # of shares
@@ -36,7 +36,7 @@ TOGETHER: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 def serves(entry: Entry, name: str) -> bool:
     """Whether the op says what its axes walk; a part of random numbers is another draw."""
-    op = registered_ops()[name]
+    op = class_of(name)
     return op.indexing is not Op.indexing and not op.is_random
 
 
@@ -60,7 +60,7 @@ def judge(case: Case) -> int:
         for way in found:
             for i, (y, each, box) in enumerate(zip(_made(way, arrays), wanted, way.outputs, strict=True)):
                 wrong = complaint(y, _part(each, box))
-                assert wrong is None, f"output {i} of {way.op} for {box}: {wrong}"
+                assert wrong is None, f"output {i} of {way.op} for {box}: {wrong}; {HINT}"
         asked += len(found)
     for factor in [name for name, (extent, _) in sums_of(node).items() if extent]:
         asked += _judge_sum(node, factor, rng.randint(2, 4), arrays, wanted)
@@ -72,8 +72,10 @@ def _check(node: Node) -> None:
     axes = node.op.indexing([x.type for x in node.inputs], [y.type for y in node.outputs])
     if axes is None:
         return
-    shapes = [value.shape for value in (*node.inputs, *node.outputs)]
-    for dims, shape in zip((*axes.inputs, *axes.outputs), shapes, strict=True):
+    for values, of in ((node.inputs, axes.inputs), (node.outputs, axes.outputs)):
+        shapes, ranks = [value.shape for value in values], [len(dims) for dims in of]
+        assert ranks == [len(shape) for shape in shapes], f"`indexing` has tensors of {ranks} axes for {shapes}"
+    for dims, shape in zip((*axes.inputs, *axes.outputs), (x.shape for x in (*node.inputs, *node.outputs))):
         for dim, extent in zip(dims, shape, strict=True):
             step = 1
             for name, unit in reversed(dim.terms) if dim.dense else ():

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreplan.graph import GraphBuilder, Op
-from foreplan.graph.registry import registered_ops
 from tests.ops.check import decomposed, type_of
 from tests.sweep.bounds import complaint, expectation, widened
 from tests.sweep.case import Case
-from tests.sweep.table import ENTRIES, Entry
+from tests.sweep.table import ENTRIES, Entry, class_of
 
 
 def serves(entry: Entry, name: str) -> bool:
     """Whether an op has a decomposition, beside a kernel."""
-    cls = registered_ops()[name]
+    cls = class_of(name)
     return cls.decompose is not Op.decompose and cls.compute is not Op.compute
 
 

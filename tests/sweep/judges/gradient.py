@@ -7,12 +7,11 @@ from random import Random
 import numpy as np
 
 from foreplan.graph import Builder, Op, Value
-from foreplan.graph.registry import registered_ops
 from tests.ops.check import check_vjp
 from tests.profile import pick
 from tests.sweep.case import Case
 from tests.sweep.judges.numpy import outputs
-from tests.sweep.table import Entry
+from tests.sweep.table import Entry, class_of
 
 # Kinks, steep places and states that a step must not change: numbers apart from each other, and no state.
 SAMPLES = pick(3, 4, 6)  # elements of each input that are tried
@@ -25,7 +24,7 @@ def draw(entry: Entry, rng: Random) -> Case:
 
 def serves(entry: Entry, name: str) -> bool:
     """Whether an op has a derivative."""
-    cls = registered_ops()[name]
+    cls = class_of(name)
     return cls.vjp is not Op.vjp and cls.name not in (
         "random",
         "arg_reduce",

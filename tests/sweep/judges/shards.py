@@ -16,6 +16,7 @@ from foreplan.passes.tensor.rules import Known, Shards, StaysWhole, possible_sha
 from tests.ops.check import type_of
 from tests.sweep.bounds import complaint, expectation, widened
 from tests.sweep.case import Case
+from tests.sweep.judges.boxes import HINT
 from tests.sweep.judges.numpy import outputs
 from tests.sweep.table import ENTRIES
 
@@ -42,7 +43,8 @@ def judge(case: Case) -> int:
                     continue  # tests/ranks has other closings
                 for i, (y, each) in enumerate(zip(_joined(found, arrays, known.shard.ranks), wanted, strict=True)):
                     wrong = complaint(y, each)
-                    assert wrong is None, f"output {i} of {found.op}, {known.type} being cut {known.shard}: {wrong}"
+                    cut = f"{known.type} being cut {known.shard}"
+                    assert wrong is None, f"output {i} of {found.op}, {cut}: {wrong}; {HINT}"
                 asked += 1
     return asked
 
