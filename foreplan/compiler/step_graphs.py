@@ -15,7 +15,7 @@ from foreplan.compiler.prices import adds_little
 from foreplan.graph import Graph
 from foreplan.lower import Program, chosen_target, lower
 from foreplan.lower.exchanges import goes_on_beside
-from foreplan.options import USUAL, Options
+from foreplan.options import Options
 from foreplan.options.ranks import check_trained, ranks_of
 from foreplan.passes.pipeline import Ran, Stage, changed, of_stages, run_passes, target_passes
 from foreplan.passes.properties import is_step
@@ -55,7 +55,7 @@ def graphs_of_step(graph: Graph, options: Options, watch: Watch | None = None) -
         UsageError: options do not go together, or are of what is done already.
     """
     if isinstance(graph, Graph) and is_step(graph):
-        if done := [name for name in _OF_THE_MODEL if getattr(options, name) != getattr(USUAL, name)]:
+        if done := options.given(lambda info: info.of_model):
             raise UsageError(
                 f"{done[0]} is for a model, and graph {graph.name!r} has its backward pass already: give the model, or "
                 f"say {done[0]} where that is made"
@@ -146,13 +146,6 @@ def layout_of(graph: Graph, options: Options) -> Layout:
         return laid_out(forward, options.stages, prices_of(options))
 
 
-_OF_THE_MODEL = (
-    "loss", "optimizer", "outputs", "gradients", "train", "freeze", "batch_norm", "narrow_weights", "precision",
-    "accumulate", "ranks", "shard", "tensor", "stages", "share", "split",
-)  # fmt: skip
-_NOT_WITH_STAGES = ("outputs", "gradients", "checkpoint", "keep", "recompute", "to_host", "offload", "split")
-
-
 def _check_stages(graph: Graph, options: Options) -> None:
     """Check that options go with stages."""
     stages, ranks = options.stages, options.ranks
@@ -174,7 +167,7 @@ def _check_stages(graph: Graph, options: Options) -> None:
         )
     if options.stage >= stages:
         raise UsageError(f"stage={options.stage} is none of {stages} stages, from 0 to {stages - 1}")
-    for name in _NOT_WITH_STAGES:
+    for name in options.given(lambda info: not info.with_stages):
         if getattr(options, name):
             raise UsageError(
                 f"{name} is for a step that one rank runs whole, and not for stages={stages}: leave it out"

@@ -31,6 +31,8 @@ class OptionInfo:
             names no file.
         several: whether its flag may be given again, as that of each option whose default is ().
         in_files: whether a file of options may say it. What trusts a file with something is for the user alone.
+        of_model: whether it is of a model, and a graph that has its backward pass already takes no other value.
+        with_stages: whether a step of several stages takes it.
     """
 
     help: str
@@ -45,6 +47,8 @@ class OptionInfo:
     files: Files | None = None
     several: bool = False
     in_files: bool = True
+    of_model: bool = False
+    with_stages: bool = True
 
     def kept(self, name: str, value: Any) -> Any:
         """The value that is kept of one that was given.
