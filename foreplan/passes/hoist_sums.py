@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
+from foreplan.base.errors import ShapeError
+from foreplan.graph import Builder, Fill, Graph, Kind, Node, Op, Value
 from foreplan.ops.join import Concat
 from foreplan.ops.loop import Loop
 from foreplan.ops.map import Map, elementwise
-from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
 from foreplan.passes.base import Pass
@@ -25,7 +25,9 @@ class HoistSums(Pass, requires=("plain ops",), ensures=("plain ops",), optional=
     """The graph with carries that loops only add to computed behind them, from what all steps give or read.
 
     The gradients of what every step reads are such sums. That of a weight is a product in each step, whose depth is the
-    batch; behind the loop it is one product, whose depth is the batch times the steps. That of a bias is one reduction.
+    batch; behind the loop it is one product, whose depth is the batch times the steps. So it is with every op that adds
+    up along the first axis of all that it reads, as its axes say: a convolution's weights, rows of a table. The
+    gradient of a bias is one reduction.
 
     Only where it costs no memory: the factors of all steps lie in stacks and histories in any case, and no result of
     the loop may take their place; or they take the place of slices that are not read again. `trim_loops` then takes the
@@ -106,8 +108,8 @@ def _with_factors(op: Loop, stacks: Collection[Value], dying: Sequence[bool]) ->
     free.subtract(value.type.nbytes for value in op.results[op.carries :])
     more: list[Value] = []
     for value in _added(op).values():
-        node = body.made_by(value, MatMul)
-        if node is None or node.op != MatMul(transpose_a=True) or op.kept > 0:
+        node = body.producer.get(value)
+        if node is None or op.kept > 0 or not _adds_up(node, op.steps):
             continue
         missing = [x for x in dict.fromkeys(node.inputs) if x not in stacks and x not in more]
         taken = Counter(x.type.nbytes for x in missing)
@@ -174,28 +176,49 @@ def _sliced(b: Builder, whole: Make, op: Slice) -> Value:
 
 def _totals(b: Builder, op: Loop, stacks: Mapping[Value, Make]) -> dict[int, Make]:
     """By number of a carry that can be computed behind the loop: what is added to it in all steps."""
-    found = {i: _total(b, op.graph, stacks, value) for i, value in _added(op).items()}
+    found = {i: _total(b, op, stacks, value) for i, value in _added(op).items()}
     return {i: make for i, make in found.items() if make is not None}
 
 
-def _total(b: Builder, body: Graph, stacks: Mapping[Value, Make], value: Value) -> Make | None:
+def _total(b: Builder, op: Loop, stacks: Mapping[Value, Make], value: Value) -> Make | None:
     """What a value of a body adds up to over all steps; None if it takes more than there are stacks of."""
-    if turned := body.made_by(value, Reshape):
-        inner = _total(b, body, stacks, turned.inputs[0])
+    if turned := op.graph.made_by(value, Reshape):
+        inner = _total(b, op, stacks, turned.inputs[0])
         return inner and partial(_reshaped, b, inner, value.shape)
-    node = body.producer.get(value)
-    if node is not None and all(x in stacks for x in node.inputs) and len(value.shape) <= 2:
-        if node.op == MatMul(transpose_a=True) and len(node.inputs) == 2:
-            return partial(_product, b, *(stacks[x] for x in node.inputs))
-        if (total := node.of(Reduce)) and total.op.how == "sum":
+    node = op.graph.producer.get(value)
+    if node is not None and all(x in stacks for x in node.inputs):
+        if (total := node.of(Reduce)) and total.op.how == "sum" and len(value.shape) <= 2:
             return partial(_sum, b, stacks[total.inputs[0]], total.op.axes, value)
+        if _adds_up(node, op.steps):
+            return partial(_once, b, node.op, [stacks[x] for x in node.inputs])
     return partial(_sum, b, stacks[value], (), value) if value in stacks else None
 
 
-def _product(b: Builder, left: Make, right: Make) -> Value:
-    """Σ_t left[t]ᵀ · right[t]: one product, as the steps and the rows of each are one axis."""
-    x, y = (reshape(b, stack, (stack.shape[0] * stack.shape[1], stack.shape[2])) for stack in (left(), right()))
-    return matmul(b, x, y, transpose_a=True)
+def _adds_up(node: Node, steps: int) -> bool:
+    """Whether what a node gives in all steps adds up to what its op gives of all steps at once, the steps and the first
+    axis of each input being one.
+    """
+    if len(node.outputs) > 1 or not node.inputs or any(not x.shape for x in node.inputs) or steps < 2:
+        return False
+    inputs = [x.type.with_shape((steps * x.shape[0], *x.shape[1:])) for x in node.inputs]
+    outputs = [value.type for value in node.outputs]
+    try:
+        axes = node.op.indexing(inputs, outputs) if node.op.result_types(inputs) == tuple(outputs) else None
+    except ShapeError:
+        return False
+    firsts = {dims[0] for dims in axes.inputs} if axes is not None else set()
+    if axes is None or len(firsts) > 1:
+        return False
+    (first,) = firsts
+    name = first.terms[0][0] if len(first.terms) == 1 and first.dense else ""
+    elsewhere = [dim for dims in axes.inputs for dim in dims[1:] if name in dict(dim.terms)]
+    return axes.sums.get(name) == "sum" and not elsewhere
+
+
+def _once(b: Builder, op: Op, stacks: Sequence[Make]) -> Value:
+    """Σ_t op(x[t], y[t], …), as one: the steps and the first axes of what the op reads are one axis."""
+    whole = [stack() for stack in stacks]
+    return b.apply(op, *(reshape(b, x, (x.shape[0] * x.shape[1], *x.shape[2:])) for x in whole))
 
 
 def _sum(b: Builder, stack: Make, axes: Sequence[int], like: Value) -> Value:

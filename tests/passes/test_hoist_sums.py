@@ -62,6 +62,38 @@ def test_layers_learn_as_when_they_are_written_out(kind: str, target: str, seed:
         np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize("seed", range(pick(2, 4, 20)))
+def test_cells_with_convolutions_and_tables_learn_as_when_they_are_written_out(seed: int, target: str) -> None:
+    """Their weights' gradients are sums over the steps' images, and over the rows that the steps have read."""
+    rng = np.random.default_rng(seed)
+    steps, items, channels, size, words = (int(n) for n in rng.integers(2, 7, 5))
+
+    def model(x: Any, words_read: Any) -> Any:
+        def cell(carry: Any, xs: Any) -> Any:
+            image, word = xs
+            read = nn.embedding(word, words, channels, name="table")
+            high = np.tanh(nn.conv(carry + image, channels, 3, padding=1, name="kernel") + read[:, :, None])
+            return high, high
+
+        return fp.scan(cell, np.zeros((items, channels, size)), (x, words_read))[1]
+
+    graph = fp.trace(model, fp.spec((steps, items, channels, size)), fp.spec((steps, items), "int64"))
+    x = rng.standard_normal((steps, items, channels, size)).astype(np.float32)
+    read = rng.integers(0, words, (steps, items))
+    found = []
+    for each in (graph, write_out_loops(graph)):
+        step = fp.compile(each, fp.losses.mean, fp.optim.SGD(0.5), target=target)
+        session = step.bind(seed=1)
+        for _ in range(2):
+            session.step(dict(zip([value.name for value in each.inputs], (x, read))))
+        found.append({name: np.array(value) for name, value in session.parameters.items()})
+    ours, theirs = found
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize(("kind", "states"), [("rnn", 1), ("gru", 1), ("lstm", 2)])
 def test_the_gradient_of_a_weight_is_one_product(kind: str, states: int) -> None:
     """Of the weight and its bias; the factors are histories, which results never overwrite, and results, of which one
