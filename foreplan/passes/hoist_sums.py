@@ -203,16 +203,17 @@ def _adds_up(node: Node, steps: int) -> bool:
     inputs = [x.type.with_shape((steps * x.shape[0], *x.shape[1:])) for x in node.inputs]
     outputs = [value.type for value in node.outputs]
     try:
-        axes = node.op.indexing(inputs, outputs) if node.op.result_types(inputs) == tuple(outputs) else None
+        if node.op.result_types(inputs) != tuple(outputs):
+            return False
     except ShapeError:
         return False
-    firsts = {dims[0] for dims in axes.inputs} if axes is not None else set()
-    if axes is None or len(firsts) > 1:
+    axes = node.op.indexing(inputs, outputs)
+    if axes is None:
         return False
-    (first,) = firsts
+    first = axes.inputs[0][0]
     name = first.terms[0][0] if len(first.terms) == 1 and first.dense else ""
-    elsewhere = [dim for dims in axes.inputs for dim in dims[1:] if name in dict(dim.terms)]
-    return axes.sums.get(name) == "sum" and not elsewhere
+    elsewhere = any(name in dict(dim.terms) for dims in axes.inputs for dim in dims[1:])
+    return axes.sums.get(name) == "sum" and not elsewhere and all(dims[0] == first for dims in axes.inputs)
 
 
 def _once(b: Builder, op: Op, stacks: Sequence[Make]) -> Value:
