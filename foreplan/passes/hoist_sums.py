@@ -15,6 +15,7 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, reshape, slice_axis
 from foreplan.passes.base import Pass
+from foreplan.passes.narrowing import axes_of, sums_of
 from foreplan.passes.rewrite import rewrite_ops
 
 Make = Callable[[], Value]  # adds the nodes that compute a value behind the loop
@@ -200,20 +201,20 @@ def _adds_up(node: Node, steps: int) -> bool:
     """
     if len(node.outputs) > 1 or not node.inputs or any(not x.shape for x in node.inputs) or steps < 2:
         return False
-    inputs = [x.type.with_shape((steps * x.shape[0], *x.shape[1:])) for x in node.inputs]
-    outputs = [value.type for value in node.outputs]
+    types = [x.type.with_shape((steps * x.shape[0], *x.shape[1:])) for x in node.inputs]
     try:
-        if node.op.result_types(inputs) != tuple(outputs):
+        if node.op.result_types(types) != tuple(value.type for value in node.outputs):
             return False
     except ShapeError:
         return False
-    axes = node.op.indexing(inputs, outputs)
-    if axes is None:
+    at_once = replace(node, inputs=tuple(replace(x, type=type) for x, type in zip(node.inputs, types)))
+    if (axes := axes_of(at_once)) is None:
         return False
     first = axes.inputs[0][0]
     name = first.terms[0][0] if len(first.terms) == 1 and first.dense else ""
     elsewhere = any(name in dict(dim.terms) for dims in axes.inputs for dim in dims[1:])
-    return axes.sums.get(name) == "sum" and not elsewhere and all(dims[0] == first for dims in axes.inputs)
+    _, how = sums_of(at_once).get(name, (0, ""))
+    return how == "sum" and not elsewhere and all(dims[0] == first for dims in axes.inputs)
 
 
 def _once(b: Builder, op: Op, stacks: Sequence[Make]) -> Value:
